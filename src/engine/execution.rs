@@ -1,0 +1,61 @@
+//! The result of running a cell, in our own types. Families turn it into their bodies.
+#![forbid(unsafe_code)]
+
+use serde_json::{Map, Value};
+
+use crate::engine::Language;
+
+/// How a run went. `success` of every family is `status == Ok`.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Status {
+    Ok,
+    Error,
+    Timeout,
+}
+
+/// Which of the two standard streams.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
+
+/// A mime bundle: type to content, in the order the interpreter gave them.
+pub type Bundle = Map<String, Value>;
+
+/// One entry of the notebook output list.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    Stream { name: Stream, text: String },
+    ExecuteResult { data: Bundle, metadata: Bundle, execution_count: u64 },
+    DisplayData { data: Bundle, metadata: Bundle },
+    Error(ErrorOutput),
+}
+
+/// What an `error` output carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ErrorOutput {
+    pub ename: String,
+    pub evalue: String,
+    pub traceback: Vec<String>,
+}
+
+/// The answer to one cell. `status`, `exit_code`, `session_id` and `execution_count` come from the
+/// daemon's own books, never from the interpreter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Execution {
+    pub language: Language,
+    /// The code that ran, byte for byte.
+    pub code: String,
+    pub status: Status,
+    pub outputs: Vec<Output>,
+    /// Each stream whole: the texts of its outputs, one after the other.
+    pub stdout: String,
+    pub stderr: String,
+    /// 0 when the code completed, 1 after an error or a timeout.
+    pub exit_code: i32,
+    pub execution_count: u64,
+    pub session_id: Option<String>,
+    /// Guidance beside the answer, such as a session that lost its memory to a restart.
+    pub hint: Option<String>,
+}

@@ -1,0 +1,42 @@
+//! The line protocol to an interpreter over its two control pipes.
+//!
+//! One JSON object a line, UTF-8, `\n`-terminated, never larger than [`FRAME_BYTES_MAX`]. Descriptors in the
+//! interpreter: 0 `/dev/null`, 1 and 2 capture pipes, **3 requests (read), 4 events (write)**; 3 and 4 are
+//! close-on-exec. The daemon writes to 3 and reads from 4, 1 and 2.
+//!
+//! Daemon to interpreter:
+//!
+//! ```text
+//! {"nonce":"N","code":"…","timeout_ms":30000}                    run a cell
+//! {"nonce":"N","setup":{"cwd":"/home/sandbox"},"code":"…",…}      first frame: chdir before the cell
+//! {"nonce":"N","warm":"print(1)"}                                 throw-away evaluation in a namespace of its own
+//! ```
+//!
+//! `setup`, `warm` and `code` are each optional; the order of work is setup, warm, code. Interpreter to daemon,
+//! every frame with the nonce of the request it belongs to:
+//!
+//! ```text
+//! {"nonce":"N","event":"display","data":{…},"metadata":{…}}       any number, kernel backend only
+//! {"nonce":"N","event":"done","result":"21"|null,"error":{"ename","evalue","traceback":[…]}|null,
+//!  "order":[["o",12],["e",5],["o",3]], "refused":{"what":"cwd","errno":2}|absent}
+//! ```
+//!
+//! `result` is the text/plain form of the last expression. `order` says in which order the interpreter itself
+//! wrote how many bytes to descriptors 1 (`o`) and 2 (`e`); neighbours of one stream are merged and the list is
+//! capped at [`ORDER_ENTRIES_MAX`], after which it is left out. Streams are **not** in the frames: `sys.stdout`
+//! writes go straight to descriptor 1, so output of child processes and C code falls in place between them. All
+//! bytes of a cell are in the pipes before its `done` frame is written, so the daemon drains both pipes without
+//! blocking when it has read `done`.
+//!
+//! Every byte from 4, 1 and 2 is guest-controlled. A frame with another nonce is dropped; `status`,
+//! `execution_count`, `exit_code`, session id and timing are the daemon's own.
+#![forbid(unsafe_code)]
+
+/// Largest frame in either direction, in bytes.
+pub const FRAME_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Most entries of `order` in a `done` frame.
+pub const ORDER_ENTRIES_MAX: usize = 10_000;
+/// The harness of the native Python backend, as it lies in the template.
+pub const HARNESS_PY: &str = include_str!("../../harness/harness.py");
+/// The harness of the JavaScript backend.
+pub const HARNESS_JS: &str = include_str!("../../harness/harness.js");

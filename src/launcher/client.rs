@@ -1,0 +1,283 @@
+//! The async handle that the daemon holds on the launcher.
+//!
+//! One task reads the launcher's packets and hands each to whom it belongs; a second task, holding a weak
+//! view only, is not needed: requests are written directly, the socket's buffer being the queue.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use rustix::net::RecvFlags;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{oneshot, watch};
+
+use crate::launcher::plan::{
+    Attestation, End, HELLO_BYTES_MAX, LaunchPlan, REPLY_BYTES, Reply, Request, SandboxId, SpaceId, Step,
+};
+use crate::launcher::posture::Hello;
+use crate::sys::packet;
+
+/// How long the daemon waits for the launcher's answer to one request.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Why no sandbox came back.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    #[error("failed to {step}")]
+    Step { step: Step, source: io::Error },
+    #[error("the launcher is gone")]
+    Gone,
+    #[error("the launcher did not answer within {} s", ANSWER_TIMEOUT.as_secs())]
+    Timeout,
+    #[error("failed to speak with the launcher")]
+    Io(#[source] io::Error),
+}
+
+/// A live sandbox. Dropping it ends it.
+#[derive(Debug)]
+pub struct Sandbox {
+    pub id: SandboxId,
+    pub attestation: Attestation,
+    /// To the interpreter's descriptor 3.
+    pub requests: OwnedFd,
+    /// From the interpreter's descriptor 4.
+    pub events: OwnedFd,
+    pub stdout: OwnedFd,
+    pub stderr: OwnedFd,
+    /// Holds the end once the launcher has seen it.
+    pub ended: watch::Receiver<Option<End>>,
+    _ender: Ender,
+}
+
+/// Asks the launcher to end a sandbox when dropped.
+#[derive(Debug)]
+struct Ender {
+    id: SandboxId,
+    client: Client,
+}
+
+impl Drop for Ender {
+    fn drop(&mut self) {
+        self.client.end(self.id);
+    }
+}
+
+/// Cheap to clone; all clones speak over one socket.
+#[derive(Clone, Debug)]
+pub struct Client {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// What the launcher of the day reported about itself; replaced when a new one comes.
+    hello: watch::Sender<Option<Arc<Hello>>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    socket: Option<Arc<AsyncFd<OwnedFd>>>,
+    seq: u64,
+    launches: HashMap<u64, oneshot::Sender<Result<Sandbox, LaunchError>>>,
+    deletions: HashMap<u64, oneshot::Sender<io::Result<()>>>,
+    live: HashMap<SandboxId, watch::Sender<Option<End>>>,
+}
+
+impl Client {
+    /// A handle without a launcher yet: launches answer [`LaunchError::Gone`] until [`Client::attach`].
+    pub fn new() -> Client {
+        let (hello, _) = watch::channel(None);
+        Client { shared: Arc::new(Shared { state: Mutex::new(State::default()), hello }) }
+    }
+
+    /// Takes a connected socket of a launcher and serves it until that launcher is gone. Must run inside the
+    /// async runtime; returns when the socket closes.
+    pub async fn attach(&self, socket: OwnedFd) -> io::Result<()> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        let socket = Arc::new(AsyncFd::register(socket)?);
+        let hello = Self::read_hello(&socket).await?;
+        self.lock().socket = Some(Arc::clone(&socket));
+        self.shared.hello.send_replace(Some(Arc::new(hello)));
+        let result = self.read_replies(&socket).await;
+        self.forget_launcher();
+        result
+    }
+
+    /// What the launcher reported at start; `None` before the first one is there.
+    pub fn hello(&self) -> watch::Receiver<Option<Arc<Hello>>> {
+        self.shared.hello.subscribe()
+    }
+
+    /// True while a launcher is attached.
+    pub fn is_attached(&self) -> bool {
+        self.lock().socket.is_some()
+    }
+
+    /// Live sandboxes by the daemon's books.
+    pub fn sandboxes_live(&self) -> usize {
+        self.lock().live.len()
+    }
+
+    /// Asks for a sandbox and waits for it.
+    pub async fn launch(&self, plan: LaunchPlan) -> Result<Sandbox, LaunchError> {
+        let (answer, waiting) = oneshot::channel();
+        let seq = self
+            .send(|seq, state| {
+                state.launches.insert(seq, answer);
+                Request::Launch { seq, plan }
+            })
+            .inspect_err(|error| tracing::debug!(%error, "launch request not sent"))?;
+        match tokio::time::timeout(ANSWER_TIMEOUT, waiting).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(LaunchError::Gone),
+            Err(_) => {
+                self.lock().launches.remove(&seq);
+                Err(LaunchError::Timeout)
+            }
+        }
+    }
+
+    /// Ends a space's sandboxes and deletes its files.
+    pub async fn delete_space(&self, space: SpaceId) -> Result<(), LaunchError> {
+        let (answer, waiting) = oneshot::channel();
+        self.send(|seq, state| {
+            state.deletions.insert(seq, answer);
+            Request::DeleteSpace { seq, space }
+        })?;
+        match tokio::time::timeout(ANSWER_TIMEOUT, waiting).await {
+            Ok(Ok(result)) => result.map_err(LaunchError::Io),
+            Ok(Err(_)) => Err(LaunchError::Gone),
+            Err(_) => Err(LaunchError::Timeout),
+        }
+    }
+
+    fn end(&self, sandbox: SandboxId) {
+        if let Err(error) = self.send(|seq, _| Request::End { seq, sandbox }) {
+            tracing::debug!(%sandbox, %error, "end request not sent; the launcher ends it with itself");
+        }
+    }
+
+    /// Builds and sends one request under the lock, so that `seq` grows in the order of the packets.
+    fn send(&self, build: impl FnOnce(u64, &mut State) -> Request) -> Result<u64, LaunchError> {
+        let mut state = self.lock();
+        let socket = state.socket.clone().ok_or(LaunchError::Gone)?;
+        state.seq += 1;
+        let seq = state.seq;
+        let request = build(seq, &mut state);
+        let sent = packet::send(socket.get_ref(), &request.encode(), &[]);
+        if sent.is_err() {
+            state.launches.remove(&seq);
+            state.deletions.remove(&seq);
+        }
+        sent.map(|()| seq).map_err(LaunchError::Io)
+    }
+
+    async fn read_hello(socket: &AsyncFd<OwnedFd>) -> io::Result<Hello> {
+        let mut buffer = vec![0_u8; HELLO_BYTES_MAX];
+        let (len, _) = read_packet(socket, &mut buffer).await?;
+        serde_json::from_slice(&buffer[..len]).map_err(io::Error::from)
+    }
+
+    async fn read_replies(&self, socket: &AsyncFd<OwnedFd>) -> io::Result<()> {
+        let mut buffer = [0_u8; REPLY_BYTES + 1];
+        loop {
+            let (len, descriptors) = read_packet(socket, &mut buffer).await?;
+            if len == 0 {
+                return Ok(());
+            }
+            let reply = Reply::decode(&buffer[..len]).map_err(io::Error::other)?;
+            self.deliver(reply, descriptors);
+        }
+    }
+
+    fn deliver(&self, reply: Reply, descriptors: Vec<OwnedFd>) {
+        match reply {
+            Reply::Launched { seq, sandbox, attestation } => {
+                let sandbox = self.adopt(sandbox, attestation, descriptors);
+                let waiting = self.lock().launches.remove(&seq);
+                // Nobody waits any more: the sandbox is dropped here, outside the lock, and so ended.
+                if let (Some(waiting), Some(sandbox)) = (waiting, sandbox) {
+                    drop(waiting.send(Ok(sandbox)));
+                }
+            }
+            Reply::LaunchFailed { seq, step, errno } => {
+                let waiting = self.lock().launches.remove(&seq);
+                if let Some(waiting) = waiting {
+                    let source = io::Error::from_raw_os_error(errno);
+                    drop(waiting.send(Err(LaunchError::Step { step, source })));
+                }
+            }
+            Reply::Ended { sandbox, end } => {
+                let live = self.lock().live.remove(&sandbox);
+                if let Some(live) = live {
+                    live.send_replace(Some(end));
+                }
+            }
+            Reply::SpaceDeleted { seq, errno } => {
+                let waiting = self.lock().deletions.remove(&seq);
+                if let Some(waiting) = waiting {
+                    let result = if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) };
+                    drop(waiting.send(result));
+                }
+            }
+        }
+    }
+
+    fn adopt(&self, id: SandboxId, attestation: Attestation, descriptors: Vec<OwnedFd>) -> Option<Sandbox> {
+        let Ok([requests, events, stdout, stderr]) = <[OwnedFd; 4]>::try_from(descriptors) else {
+            tracing::error!(sandbox = %id, "launched without its four descriptors");
+            self.end(id);
+            return None;
+        };
+        for pipe in [&requests, &events, &stdout, &stderr] {
+            if let Err(error) = rustix::io::ioctl_fionbio(pipe.as_fd(), true) {
+                tracing::error!(sandbox = %id, %error, "pipe of a sandbox refuses non-blocking mode");
+            }
+        }
+        let (sender, ended) = watch::channel(None);
+        self.lock().live.insert(id, sender);
+        let ender = Ender { id, client: self.clone() };
+        Some(Sandbox { id, attestation, requests, events, stdout, stderr, ended, _ender: ender })
+    }
+
+    fn forget_launcher(&self) {
+        let mut state = self.lock();
+        state.socket = None;
+        state.seq = 0;
+        let launches = std::mem::take(&mut state.launches);
+        let deletions = std::mem::take(&mut state.deletions);
+        let live = std::mem::take(&mut state.live);
+        drop(state);
+        for (_, waiting) in launches {
+            drop(waiting.send(Err(LaunchError::Gone)));
+        }
+        drop(deletions);
+        for (_, ended) in live {
+            ended.send_replace(Some(End::Ended));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().expect("no code panics while it holds the client's state")
+    }
+}
+
+impl Default for Client {
+    fn default() -> Client {
+        Client::new()
+    }
+}
+
+async fn read_packet(socket: &AsyncFd<OwnedFd>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    loop {
+        let mut ready = socket.readable().await?;
+        match ready.try_io(|inner| packet::receive(inner.get_ref(), buffer, RecvFlags::empty())) {
+            Ok(result) => return result,
+            Err(_would_block) => {}
+        }
+    }
+}

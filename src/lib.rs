@@ -1,0 +1,7 @@
+//! caisson runs untrusted Python and JavaScript behind the HTTP APIs that clients already speak.
+//! `docs/architecture.md` is the map.
+
+pub mod engine;
+pub mod harness;
+pub mod launcher;
+pub mod sys;
