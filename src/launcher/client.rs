@@ -18,7 +18,7 @@ use crate::launcher::plan::{
     Attestation, End, HELLO_BYTES_MAX, LaunchPlan, REPLY_BYTES, Reply, Request, SandboxId, SpaceId, Step,
 };
 use crate::launcher::posture::Hello;
-use crate::sys::packet;
+use crate::sys::{packet, reactor};
 
 /// How long the daemon waits for the launcher's answer to one request.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -98,7 +98,7 @@ impl Client {
     /// async runtime; returns when the socket closes.
     pub async fn attach(&self, socket: OwnedFd) -> io::Result<()> {
         rustix::io::ioctl_fionbio(&socket, true)?;
-        let socket = Arc::new(AsyncFd::register(socket)?);
+        let socket = Arc::new(reactor::register(socket)?);
         let hello = Self::read_hello(&socket).await?;
         self.lock().socket = Some(Arc::clone(&socket));
         self.shared.hello.send_replace(Some(Arc::new(hello)));

@@ -2,3 +2,4 @@
 //! lives. One call, one wrapper, one reason.
 
 pub mod packet;
+pub mod reactor;
