@@ -40,3 +40,5 @@ pub const ORDER_ENTRIES_MAX: usize = 10_000;
 pub const HARNESS_PY: &str = include_str!("../../harness/harness.py");
 /// The harness of the JavaScript backend.
 pub const HARNESS_JS: &str = include_str!("../../harness/harness.js");
+/// The warmed interpreter that forks guests.
+pub const ZYGOTE_PY: &str = include_str!("../../harness/zygote.py");

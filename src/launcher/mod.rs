@@ -1,5 +1,27 @@
 //! The privileged side: one thread, no HTTP, no async. Turns [`plan::LaunchPlan`]s into sandboxes.
+//!
+//! In the daemon: [`client`] and the vocabulary, [`plan`] and [`posture`]. In the launcher, root: everything
+//! else, in reading order below. In a guest about to be: [`child`], which is also built into the zygote's
+//! library.
 
-pub mod client;
 pub mod plan;
 pub mod posture;
+
+pub mod client;
+
+pub mod cgroup;
+pub mod child;
+pub mod guest;
+pub mod leases;
+pub mod release;
+pub mod rules;
+pub mod serve;
+pub mod settings;
+pub mod shell;
+pub mod spaces;
+pub mod start;
+pub mod template;
+pub mod wire;
+pub mod zygotes;
+
+pub(crate) use crate::sys::raw;

@@ -1,0 +1,180 @@
+//! From a ready shell to a confined interpreter that waits to be released: pipes, the job, and the two ways
+//! in: a zygote's fork, or a fork of the launcher that executes.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::launcher::child::{self, Thread};
+use crate::launcher::plan::{Profile, Step};
+use crate::launcher::rules::Rules;
+use crate::launcher::shell::{AtStep, Shell, StepError};
+use crate::launcher::wire::{self, Job, slot, step};
+use crate::sys::process::{Fork, fork};
+use crate::sys::{packet, raw};
+
+/// The launcher's and the daemon's ends of a guest's pipes.
+#[derive(Debug)]
+pub struct Ends {
+    /// A child's report: waiting, or the step that failed.
+    pub status: OwnedFd,
+    /// One byte lets the guest go.
+    pub release: OwnedFd,
+    /// Requests (write), events (read), stdout (read), stderr (read).
+    pub daemon: [OwnedFd; 4],
+}
+
+/// The guest's ends, in the order of [`slot`].
+struct Fixed {
+    fds: [OwnedFd; slot::FIXED],
+}
+
+/// Hands a job to a zygote.
+pub fn fork_into(shell: &Shell, rules: &Rules, account: usize, zygote: BorrowedFd<'_>) -> Result<Ends, StepError> {
+    let (ends, fixed) = pipes(shell, rules, account).at(Step::Descriptors)?;
+    let job = job(shell, rules, account);
+    let descriptors = descriptors(&fixed, shell);
+    packet::send(zygote, wire::bytes_of(&job), &descriptors).at(Step::Zygote)?;
+    Ok(ends)
+}
+
+/// What an exec'd interpreter starts as.
+#[derive(Debug)]
+pub struct Program {
+    path: CString,
+    arguments: Vec<CString>,
+    environment: Vec<CString>,
+}
+
+impl Program {
+    /// Python's flags depend on its version, Node's as well.
+    pub fn new(profile: Profile, python_flags: &[&str], node: &str, node_flags: &[&str], user: &str) -> Program {
+        let mut words: Vec<&str> = Vec::new();
+        match profile {
+            Profile::Python | Profile::PythonData => {
+                words.push("/opt/python/bin/python3");
+                words.extend(python_flags);
+                words.push("/opt/caisson/harness.py");
+            }
+            Profile::Node => {
+                words.push(node);
+                words.extend(node_flags);
+                words.push("/opt/caisson/harness.js");
+            }
+        }
+        let text = |word: &str| CString::new(word).expect("our own words have no NUL");
+        let mut environment: Vec<CString> = ENVIRONMENT.iter().map(|word| text(word)).collect();
+        environment.push(text(&format!("USER={user}")));
+        environment.push(text(&format!("LOGNAME={user}")));
+        Program { path: text(words[0]), arguments: words.iter().map(|word| text(word)).collect(), environment }
+    }
+}
+
+/// Environment of an exec'd interpreter: built from nothing.
+const ENVIRONMENT: [&str; 7] = [
+    "HOME=/home/sandbox",
+    "PATH=/opt/python/bin:/usr/local/bin:/usr/bin:/bin",
+    "LANG=C.UTF-8",
+    "TMPDIR=/tmp",
+    "MPLBACKEND=Agg",
+    "OPENBLAS_NUM_THREADS=1",
+    "SHELL=/bin/bash",
+];
+
+/// Forks the launcher and executes the program once released.
+pub fn exec_into(shell: &Shell, rules: &Rules, account: usize, program: &Program) -> Result<Ends, StepError> {
+    let (ends, fixed) = pipes(shell, rules, account).at(Step::Descriptors)?;
+    let job = job(shell, rules, account);
+    let descriptors: Vec<i32> = descriptors(&fixed, shell).iter().map(AsRawFd::as_raw_fd).collect();
+    // Everything the child spends exists before the fork.
+    let arguments: Vec<&CStr> = program.arguments.iter().map(CString::as_c_str).collect();
+    let environment: Vec<&CStr> = program.environment.iter().map(CString::as_c_str).collect();
+    let mut argument_space = vec![0; arguments.len() + 1];
+    let mut environment_space = vec![0; environment.len() + 1];
+    let argv = raw::Pointers::collect(&arguments, &mut argument_space);
+    let envp = raw::Pointers::collect(&environment, &mut environment_space);
+    let (Some(argv), Some(envp)) = (argv, envp) else {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput)).at(Step::Exec);
+    };
+    let programs: Vec<&[u64]> = rules.first.iter().chain(&rules.second).map(Vec::as_slice).collect();
+    let thread = Thread { tid: raw::tid_address().map_err(errno).at(Step::Clone)?, robust: (0, 0), rseq: (0, 0) };
+    // SAFETY: the launcher has one thread.
+    match unsafe { fork() }.at(Step::Clone)? {
+        Fork::Parent(_) => Ok(ends),
+        Fork::Child => {
+            let mut status = descriptors[slot::STATUS];
+            let entered = child::move_in(&job, &descriptors, thread).and_then(|()| {
+                // Signals as from a shell; the launcher blocks those it waits for.
+                raw::unblock_signals().map_err(|errno| child::Failed(step::THREAD, errno))?;
+                child::confine(&job, &descriptors, thread, &programs)
+            });
+            if let Err(failed) = entered {
+                if failed.0 > step::DESCRIPTORS {
+                    status = slot::STATUS as i32;
+                }
+                child::give_up(status, &failed);
+            }
+            // Released: there is nobody to report to any more; the launcher sees the exit.
+            raw::execve(&program.path, &argv, &envp);
+            raw::exit(127)
+        }
+    }
+}
+
+fn errno(number: i32) -> io::Error {
+    io::Error::from_raw_os_error(number)
+}
+
+fn job(shell: &Shell, rules: &Rules, account: usize) -> Job {
+    let who = &rules.accounts[account];
+    let mut job = Job {
+        magic: wire::JOB_MAGIC,
+        uid: who.uid,
+        gid: who.gid,
+        namespaces: (1 << shell.namespaces.len()) - 1,
+        cgroups: shell.leaf.join.len() as u32,
+        landlock: u32::from(shell.ruleset.is_some()),
+        limit_count: rules.limits.len() as u32,
+        ..Job::default()
+    };
+    job.limits[..rules.limits.len()].copy_from_slice(&rules.limits);
+    job
+}
+
+fn descriptors<'a>(fixed: &'a Fixed, shell: &'a Shell) -> Vec<BorrowedFd<'a>> {
+    let mut all: Vec<BorrowedFd<'a>> = fixed.fds.iter().map(AsFd::as_fd).collect();
+    if let Some(ruleset) = &shell.ruleset {
+        all[slot::RULESET] = ruleset.as_fd();
+    }
+    all.extend(shell.namespaces.iter().map(AsFd::as_fd));
+    all.extend(shell.leaf.join.iter().map(AsFd::as_fd));
+    all
+}
+
+/// Six pipes. The capture pipes belong to the guest, so that `/dev/stdout` opens; the control pipes stay
+/// ours, so that a guest cannot reopen their other direction.
+fn pipes(shell: &Shell, rules: &Rules, account: usize) -> io::Result<(Ends, Fixed)> {
+    let pipe = || pipe_with(PipeFlags::CLOEXEC);
+    let (requests_read, requests_write) = pipe()?;
+    let (events_read, events_write) = pipe()?;
+    let (stdout_read, stdout_write) = pipe()?;
+    let (stderr_read, stderr_write) = pipe()?;
+    let (status_read, status_write) = pipe()?;
+    let (release_read, release_write) = pipe()?;
+    let id = rules.host_id(shell.block, account);
+    for capture in [&stdout_write, &stderr_write] {
+        let (uid, gid) = (rustix::fs::Uid::from_raw(id), rustix::fs::Gid::from_raw(id));
+        rustix::fs::fchown(capture, Some(uid), Some(gid))?;
+    }
+    // A description of its own for each guest: flags and locks on it are nobody else's.
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+    let null = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty())?;
+    let spare = rustix::io::fcntl_dupfd_cloexec(&null, 0)?;
+    let daemon = [requests_write, events_read, stdout_read, stderr_read];
+    let ends = Ends { status: status_read, release: release_write, daemon };
+    let fds =
+        [null, stdout_write, stderr_write, requests_read, events_write, status_write, release_read, spare];
+    Ok((ends, Fixed { fds }))
+}

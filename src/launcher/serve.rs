@@ -1,0 +1,921 @@
+//! The launcher's loop: receives plans, makes shells, moves interpreters in, verifies, releases, answers.
+//!
+//! One thread, pid 1 of its pid namespace: every zygote, init and guest lives below it and ends with it. It
+//! parses nothing a guest has written: from a child it takes eight bytes of status, from a zygote one byte,
+//! from the daemon fixed records.
+//!
+//! ```text
+//! Booting ──init reports──▶ Ready ──plan──▶ Confining ──status, verified, released──▶ Live
+//!    └──────────────┴────────────────┴──────────────┴── kill ──▶ Dying ──init reaped──▶ (gone)
+//! ```
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use rustix::event::epoll;
+use rustix::net::RecvFlags;
+
+use crate::launcher::cgroup::{CgroupLimits, Cgroups, Leaf};
+use crate::launcher::guest::{self, Ends, Program};
+use crate::launcher::leases::Leases;
+use crate::launcher::plan::{
+    End, LaunchPlan, Origin, Profile, REQUEST_BYTES, Reply, Request, SandboxId, SpaceId, Step,
+};
+use crate::launcher::posture::Hello;
+use crate::launcher::release;
+use crate::launcher::rules::Rules;
+use crate::launcher::shell::{AtStep, Maker, Shell, StepError, failure};
+use crate::launcher::spaces::Spaces;
+use crate::launcher::wire::STATUS_BYTES;
+use crate::launcher::zygotes::{self, FORKS_MAX, Ground, Nursery};
+use crate::sys::packet;
+
+/// How long a shell may boot, and an interpreter confine itself.
+const STAGE_TIMEOUT: Duration = Duration::from_secs(20);
+/// After a launch, shells are made up again only when this long no plan came: on few cores the making shows
+/// in the request beside it.
+const REFILL_QUIET: Duration = Duration::from_millis(4);
+/// Ready shells of a space without traffic go away after this.
+const READY_LINGER: Duration = Duration::from_secs(60);
+/// Sandboxes at once, ready ones included.
+const SANDBOXES_MAX: usize = 4096;
+/// Plans waiting for a shell at once.
+const WAITING_MAX: usize = 1024;
+/// How long the end may take before the kernel does the rest.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// Waits between tries to remove a group whose last process is still dying.
+const REMOVE_WAIT: Duration = Duration::from_millis(20);
+
+/// What the loop owns.
+#[derive(Debug)]
+pub struct Launcher {
+    pub daemon: OwnedFd,
+    pub rules: Rules,
+    pub maker: Maker,
+    pub cgroups: Cgroups,
+    pub cgroup_limits: CgroupLimits,
+    pub spaces: Spaces,
+    pub leases: Leases,
+    pub nurseries: Vec<Nursery>,
+    pub zygote_cgroup: Vec<OwnedFd>,
+    pub python_flags: Vec<&'static str>,
+    pub node: Option<NodeStart>,
+    pub python: bool,
+    pub shells_ready: usize,
+    pub hello: Hello,
+}
+
+/// How Node is started inside.
+#[derive(Clone, Debug)]
+pub struct NodeStart {
+    pub binary: String,
+    pub flags: Vec<&'static str>,
+}
+
+/// Who owns a shell's user namespace: decides which interpreters may move in.
+type Key = (SpaceId, u32);
+
+#[derive(Debug)]
+struct Entry {
+    shell: Shell,
+    stage: Stage,
+    /// Cause of death, when we know one before the interpreter's status does.
+    cause: Option<End>,
+    /// The daemon has been told that this sandbox lives.
+    announced: bool,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Booting { since: Instant, order: Option<Order> },
+    Ready,
+    Confining { since: Instant, order: Order, ends: Ends },
+    Live { guest: Pid },
+    Dying,
+}
+
+/// A plan on its way.
+#[derive(Copy, Clone, Debug)]
+struct Order {
+    seq: u64,
+    plan: LaunchPlan,
+}
+
+/// Running state of the loop.
+struct Loop {
+    launcher: Launcher,
+    epoll: OwnedFd,
+    signals: SignalFd,
+    own_namespaces: Vec<u64>,
+    entries: HashMap<u64, Entry>,
+    inits: HashMap<Pid, u64>,
+    guests: HashMap<Pid, u64>,
+    next_id: u64,
+    seq_seen: u64,
+    /// Last plan per key: which shells are worth having ready.
+    traffic: BTreeMap<Key, Instant>,
+    last_plan: Instant,
+    refill_due: bool,
+    removing: VecDeque<(Leaf, Instant)>,
+    deleting: Vec<(u64, SpaceId)>,
+    ending: Option<Instant>,
+}
+
+/// What an epoll event is about.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Source {
+    Daemon,
+    Signals,
+    Zygote(u8),
+    Init(u64),
+    Status(u64),
+    Oom(u64),
+}
+
+impl Source {
+    fn token(self) -> u64 {
+        match self {
+            Source::Daemon => 0,
+            Source::Signals => 1,
+            Source::Zygote(index) => 2 << 56 | u64::from(index),
+            Source::Init(id) => 3 << 56 | id,
+            Source::Status(id) => 4 << 56 | id,
+            Source::Oom(id) => 5 << 56 | id,
+        }
+    }
+
+    fn from_token(token: u64) -> Option<Source> {
+        let id = token & ((1 << 56) - 1);
+        Some(match token >> 56 {
+            0 if id == 0 => Source::Daemon,
+            0 if id == 1 => Source::Signals,
+            2 => Source::Zygote(id as u8),
+            3 => Source::Init(id),
+            4 => Source::Status(id),
+            5 => Source::Oom(id),
+            _ => return None,
+        })
+    }
+}
+
+impl Launcher {
+    /// Serves until the daemon is gone or a signal asks to end. Zygotes are up, or given up, before the
+    /// greeting goes out.
+    pub fn run(self) -> io::Result<()> {
+        let mut mask = SigSet::empty();
+        mask.add(Signal::SIGCHLD);
+        mask.add(Signal::SIGTERM);
+        mask.add(Signal::SIGINT);
+        mask.thread_block()?;
+        let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let mut state = Loop {
+            own_namespaces: release::own_namespaces(),
+            launcher: self,
+            epoll,
+            signals,
+            entries: HashMap::new(),
+            inits: HashMap::new(),
+            guests: HashMap::new(),
+            next_id: 1,
+            seq_seen: 0,
+            traffic: BTreeMap::new(),
+            last_plan: Instant::now(),
+            refill_due: false,
+            removing: VecDeque::new(),
+            deleting: Vec::new(),
+            ending: None,
+        };
+        state.watch(state.launcher.daemon.as_fd(), Source::Daemon)?;
+        state.watch(state.signals.as_fd(), Source::Signals)?;
+        for index in 0..state.launcher.nurseries.len() {
+            state.start_zygote(index);
+        }
+        state.until_zygotes_serve()?;
+        state.greet()?;
+        while !state.ended() {
+            state.turn()?;
+        }
+        state.launcher.spaces.close_all();
+        state.launcher.cgroups.remove_all();
+        Ok(())
+    }
+}
+
+impl Loop {
+    fn watch(&self, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(source.token());
+        Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
+    }
+
+    /// Waits for events and timers, once.
+    fn turn(&mut self) -> io::Result<()> {
+        let timeout = self.next_timer().map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = timeout.map(|wait| rustix::event::Timespec {
+            tv_sec: wait.as_secs() as i64,
+            tv_nsec: i64::from(wait.subsec_nanos()),
+        });
+        let mut events = Vec::with_capacity(64);
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in events {
+            match Source::from_token(event.data.u64()) {
+                Some(Source::Daemon) => self.on_daemon(),
+                Some(Source::Signals) => self.on_signal(),
+                Some(Source::Zygote(index)) => self.on_zygote(usize::from(index)),
+                Some(Source::Init(id)) => self.on_init(id),
+                Some(Source::Status(id)) => self.on_status(id),
+                Some(Source::Oom(id)) => self.on_oom(id),
+                None => {}
+            }
+        }
+        self.on_timers(Instant::now());
+        Ok(())
+    }
+
+    // ---- timers -----------------------------------------------------------------------------------------
+
+    fn next_timer(&self) -> Option<Instant> {
+        let stages = self.entries.values().filter_map(|entry| match entry.stage {
+            Stage::Booting { since, .. } | Stage::Confining { since, .. } => Some(since + STAGE_TIMEOUT),
+            _ => None,
+        });
+        let zygotes = self.launcher.nurseries.iter().filter_map(|nursery| {
+            let loading = nursery.current.as_ref().filter(|zygote| !zygote.serving);
+            nursery.restart_at.or(loading.map(|zygote| zygote.started + zygotes::START_TIMEOUT))
+        });
+        let refill = self.refill_due.then(|| self.last_plan + REFILL_QUIET);
+        let ready = self.entries.values().any(|entry| matches!(entry.stage, Stage::Ready));
+        let linger = ready.then(|| self.traffic.values().map(|last| *last + READY_LINGER).min()).flatten();
+        let spaces = if self.launcher.spaces.open_count() > 0 { Some(Instant::now() + READY_LINGER) } else { None };
+        let removing = self.removing.front().map(|(_, at)| *at);
+        let ending = self.ending.map(|since| since + END_TIMEOUT);
+        stages.chain(zygotes).chain(refill).chain(linger).chain(spaces).chain(removing).chain(ending).min()
+    }
+
+    fn on_timers(&mut self, now: Instant) {
+        self.expire_stages(now);
+        self.tend_zygotes(now);
+        self.retry_removals(now);
+        self.launcher.spaces.close_idle(now);
+        if self.ending.is_some() {
+            return;
+        }
+        self.drop_lingering(now);
+        if self.refill_due && now >= self.last_plan + REFILL_QUIET {
+            self.refill();
+        }
+    }
+
+    fn expire_stages(&mut self, now: Instant) {
+        let late: Vec<u64> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| match entry.stage {
+                Stage::Booting { since, .. } | Stage::Confining { since, .. } => now >= since + STAGE_TIMEOUT,
+                _ => false,
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in late {
+            let source = io::Error::from(io::ErrorKind::TimedOut);
+            self.fail(id, &StepError { step: Step::Timeout, source });
+        }
+    }
+
+    fn retry_removals(&mut self, now: Instant) {
+        for _ in 0..self.removing.len() {
+            match self.removing.pop_front() {
+                Some((leaf, at)) if now >= at => {
+                    if !leaf.remove() {
+                        self.removing.push_back((leaf, now + REMOVE_WAIT));
+                    }
+                }
+                Some(waiting) => self.removing.push_back(waiting),
+                None => {}
+            }
+        }
+    }
+
+    // ---- the daemon -------------------------------------------------------------------------------------
+
+    fn greet(&mut self) -> io::Result<()> {
+        let serving = |nursery: &Nursery| nursery.serving().map(|_| nursery.profile);
+        self.launcher.hello.warm = self.launcher.nurseries.iter().filter_map(serving).collect();
+        let hello = serde_json::to_vec(&self.launcher.hello)?;
+        packet::send(&self.launcher.daemon, &hello, &[])
+    }
+
+    fn on_daemon(&mut self) {
+        let mut buffer = [0_u8; REQUEST_BYTES + 1];
+        match packet::receive(&self.launcher.daemon, &mut buffer, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => self.begin_end("the daemon is gone"),
+            // Descriptors are never part of a plan: they are dropped, and so closed, here.
+            Ok((length, _descriptors)) => match Request::decode(&buffer[..length]) {
+                Ok(request) if request.seq() > self.seq_seen => {
+                    self.seq_seen = request.seq();
+                    self.on_request(request);
+                }
+                Ok(request) => tracing::error!(?request, "alarm: replayed plan refused"),
+                Err(error) => tracing::error!(%error, length, "alarm: malformed plan refused"),
+            },
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                tracing::error!("alarm: oversize plan refused");
+            }
+            Err(error) => {
+                tracing::error!(%error, "failed to read from the daemon");
+                self.begin_end("the daemon's socket failed");
+            }
+        }
+    }
+
+    fn on_request(&mut self, request: Request) {
+        match request {
+            Request::Launch { seq, plan } => self.on_launch(Order { seq, plan }),
+            Request::End { sandbox, .. } => self.end_sandbox(sandbox.0),
+            Request::DeleteSpace { seq, space } => self.delete_space(seq, space),
+        }
+    }
+
+    fn reply(&mut self, reply: &Reply, descriptors: &[BorrowedFd<'_>]) {
+        if let Err(error) = packet::send(&self.launcher.daemon, &reply.encode(), descriptors) {
+            tracing::error!(%error, "failed to answer the daemon");
+            self.begin_end("the daemon does not read");
+        }
+    }
+
+    fn refuse(&mut self, seq: u64, error: &StepError) {
+        let errno = error.source.raw_os_error().unwrap_or(match error.source.kind() {
+            io::ErrorKind::TimedOut => rustix::io::Errno::TIMEDOUT.raw_os_error(),
+            _ => rustix::io::Errno::IO.raw_os_error(),
+        });
+        tracing::error!(step = %error.step, error = %error.source, "launch failed");
+        self.reply(&Reply::LaunchFailed { seq, step: error.step, errno }, &[]);
+    }
+
+    fn on_launch(&mut self, order: Order) {
+        self.last_plan = Instant::now();
+        if let Err(error) = self.check(&order.plan) {
+            self.refuse(order.seq, &error);
+            return;
+        }
+        let key = (order.plan.space, self.owner_for(&order.plan));
+        self.traffic.insert(key, self.last_plan);
+        self.refill_due = true;
+        match self.ready(key) {
+            Some(id) => self.move_in(id, order),
+            None => self.boot(key, Some(order)),
+        }
+    }
+
+    /// The plan against the launcher's own policy.
+    fn check(&self, plan: &LaunchPlan) -> Result<(), StepError> {
+        let refuse = |errno: rustix::io::Errno| Err(StepError { step: Step::Plan, source: errno.into() });
+        let known = match plan.profile {
+            Profile::Python | Profile::PythonData => self.launcher.python,
+            Profile::Node => self.launcher.node.is_some(),
+        };
+        let waiting = self.entries.values().filter(|entry| matches!(entry.stage, Stage::Booting { .. })).count();
+        match () {
+            () if self.ending.is_some() => refuse(rustix::io::Errno::SHUTDOWN),
+            () if plan.space.0 == 0 => refuse(rustix::io::Errno::INVAL),
+            () if usize::from(plan.account.0) >= self.launcher.rules.accounts.len() => {
+                refuse(rustix::io::Errno::INVAL)
+            }
+            () if !known => refuse(rustix::io::Errno::NOENT),
+            () if self.deleting.iter().any(|(_, space)| *space == plan.space) => refuse(rustix::io::Errno::BUSY),
+            () if self.entries.len() >= SANDBOXES_MAX || waiting >= WAITING_MAX => {
+                refuse(rustix::io::Errno::AGAIN)
+            }
+            () => Ok(()),
+        }
+    }
+
+    fn zygote_for(&self, plan: &LaunchPlan) -> Option<usize> {
+        if plan.origin == Origin::Strict {
+            return None;
+        }
+        let serves = |nursery: &Nursery| nursery.profile == plan.profile && nursery.serving().is_some();
+        self.launcher.nurseries.iter().position(serves)
+    }
+
+    fn owner_for(&self, plan: &LaunchPlan) -> u32 {
+        let zygote = self.zygote_for(plan).and_then(|index| self.launcher.nurseries[index].serving());
+        zygote.map_or(0, |zygote| zygote.uid)
+    }
+
+    fn delete_space(&mut self, seq: u64, space: SpaceId) {
+        self.deleting.push((seq, space));
+        let ids: Vec<u64> =
+            self.entries.iter().filter(|(_, entry)| entry.shell.space == space).map(|(id, _)| *id).collect();
+        for id in ids {
+            self.end_sandbox(id);
+        }
+        self.finish_deletions();
+    }
+
+    fn finish_deletions(&mut self) {
+        for (seq, space) in mem::take(&mut self.deleting) {
+            if self.entries.values().any(|entry| entry.shell.space == space) {
+                self.deleting.push((seq, space));
+                continue;
+            }
+            let errno = match self.launcher.spaces.delete(space) {
+                Ok(()) => 0,
+                Err(error) => error.raw_os_error().unwrap_or(5),
+            };
+            self.launcher.cgroups.remove_space(&space_name(space));
+            self.reply(&Reply::SpaceDeleted { seq, errno }, &[]);
+        }
+    }
+
+    // ---- shells -----------------------------------------------------------------------------------------
+
+    fn ready(&self, key: Key) -> Option<u64> {
+        let fits = |entry: &Entry| {
+            matches!(entry.stage, Stage::Ready) && (entry.shell.space, entry.shell.owner) == key
+        };
+        self.entries.iter().find(|(_, entry)| fits(entry)).map(|(id, _)| *id)
+    }
+
+    /// Starts a shell, for an order or to be ready.
+    fn boot(&mut self, key: Key, order: Option<Order>) {
+        let id = self.next_id;
+        self.next_id += 1;
+        match self.try_boot(id, key) {
+            Ok(shell) => {
+                self.inits.insert(shell.pid, id);
+                let watched = self.watch(shell.socket.as_fd(), Source::Init(id)).at(Step::InitExec);
+                let stage = Stage::Booting { since: Instant::now(), order };
+                self.entries.insert(id, Entry { shell, stage, cause: None, announced: false });
+                if let Err(error) = watched {
+                    self.fail(id, &error);
+                }
+            }
+            Err(error) => match order {
+                Some(order) => self.refuse(order.seq, &error),
+                None => tracing::error!(step = %error.step, error = %error.source, "shell not made"),
+            },
+        }
+    }
+
+    fn try_boot(&mut self, id: u64, (space, owner): Key) -> Result<Shell, StepError> {
+        let no_ids = || io::Error::from(rustix::io::Errno::AGAIN);
+        self.launcher.spaces.enter(space).at(Step::SpaceOpen)?;
+        let block = self.launcher.leases.block().ok_or_else(no_ids).at(Step::Lease);
+        let made = block.and_then(|block| {
+            let limits = self.launcher.cgroup_limits;
+            let name = sandbox_name(id);
+            self.launcher
+                .cgroups
+                .leaf(&space_name(space), &name, limits)
+                .at(Step::Cgroup)
+                .and_then(|leaf| {
+                    let Launcher { maker, rules, spaces, .. } = &self.launcher;
+                    maker.start(rules, spaces, space, owner, block, leaf)
+                })
+                .inspect_err(|_| self.launcher.leases.free(block))
+        });
+        made.inspect_err(|_| self.launcher.spaces.leave(space))
+    }
+
+    fn on_init(&mut self, id: u64) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let order = match &entry.stage {
+            Stage::Booting { order, .. } => *order,
+            // Init never speaks again: this is its end, and waitpid tells.
+            _ => {
+                let _ = epoll::delete(&self.epoll, &entry.shell.socket);
+                return;
+            }
+        };
+        if let Err(error) = entry.shell.finish() {
+            self.fail(id, &error);
+            return;
+        }
+        entry.stage = Stage::Ready;
+        // Readable only at its end from now on, which waitpid tells as well.
+        let _ = epoll::delete(&self.epoll, &entry.shell.socket);
+        if let Some(oom) = &entry.shell.leaf.oom {
+            let data = epoll::EventData::new_u64(Source::Oom(id).token());
+            if let Err(error) = epoll::add(&self.epoll, oom, data, epoll::EventFlags::IN) {
+                tracing::error!(%error, "out-of-memory events are not watched");
+            }
+        }
+        if let Some(order) = order {
+            self.move_in(id, order);
+        }
+    }
+
+    fn refill(&mut self) {
+        self.refill_due = false;
+        let now = Instant::now();
+        self.traffic.retain(|_, last| now < *last + READY_LINGER);
+        let owners: Vec<u32> = self.live_owners();
+        for key in self.traffic.keys().copied().collect::<Vec<Key>>() {
+            if !owners.contains(&key.1) {
+                continue;
+            }
+            let have = self
+                .entries
+                .values()
+                .filter(|entry| {
+                    let waits = matches!(entry.stage, Stage::Ready | Stage::Booting { order: None, .. });
+                    waits && (entry.shell.space, entry.shell.owner) == key
+                })
+                .count();
+            if have < self.launcher.shells_ready && self.entries.len() < SANDBOXES_MAX {
+                // One at a time: the next turn of the loop sees whether a plan has come meanwhile.
+                self.boot(key, None);
+                self.refill_due = true;
+                self.last_plan = now;
+                return;
+            }
+        }
+    }
+
+    /// Uids whose shells can still be moved into.
+    fn live_owners(&self) -> Vec<u32> {
+        let zygotes = self.launcher.nurseries.iter().filter_map(|nursery| nursery.serving());
+        zygotes.map(|zygote| zygote.uid).chain([0]).collect()
+    }
+
+    fn drop_lingering(&mut self, now: Instant) {
+        let owners = self.live_owners();
+        let useless: Vec<u64> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| {
+                let key = (entry.shell.space, entry.shell.owner);
+                let wanted = self.traffic.get(&key).is_some_and(|last| now < *last + READY_LINGER);
+                matches!(entry.stage, Stage::Ready) && (!wanted || !owners.contains(&key.1))
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in useless {
+            self.kill(id);
+        }
+        self.traffic.retain(|_, last| now < *last + READY_LINGER);
+    }
+
+    // ---- launches ---------------------------------------------------------------------------------------
+
+    fn move_in(&mut self, id: u64, order: Order) {
+        match self.try_move_in(id, &order.plan) {
+            Ok(ends) => {
+                let watched = self.watch(ends.status.as_fd(), Source::Status(id)).at(Step::Stop);
+                if let Some(entry) = self.entries.get_mut(&id) {
+                    entry.stage = Stage::Confining { since: Instant::now(), order, ends };
+                }
+                if let Err(error) = watched {
+                    self.fail(id, &error);
+                }
+            }
+            Err(error) => {
+                self.refuse(order.seq, &error);
+                self.kill(id);
+            }
+        }
+    }
+
+    fn try_move_in(&mut self, id: u64, plan: &LaunchPlan) -> Result<Ends, StepError> {
+        let gone = || StepError { step: Step::MoveIn, source: rustix::io::Errno::SRCH.into() };
+        let account = usize::from(plan.account.0);
+        let zygote = self.zygote_for(plan);
+        let shell = &self.entries.get(&id).ok_or_else(gone)?.shell;
+        let Launcher { rules, nurseries, node, python_flags, .. } = &mut self.launcher;
+        // A zygote may have been replaced while the shell booted: then an exec'd interpreter moves in.
+        let fork = zygote.and_then(|index| nurseries[index].current.as_mut());
+        match fork.filter(|zygote| zygote.uid == shell.owner) {
+            Some(zygote) => {
+                zygote.forks += 1;
+                guest::fork_into(shell, rules, account, zygote.socket.as_fd())
+            }
+            None => {
+                let node = node.as_ref();
+                let binary = node.map_or("", |node| node.binary.as_str());
+                let flags = node.map_or(&[][..], |node| node.flags.as_slice());
+                let user = &rules.accounts[account].name;
+                let program = Program::new(plan.profile, python_flags, binary, flags, user);
+                guest::exec_into(shell, rules, account, &program)
+            }
+        }
+    }
+
+    fn on_status(&mut self, id: u64) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let Stage::Confining { ends, .. } = &entry.stage else { return };
+        let mut report = [0_u8; STATUS_BYTES];
+        let length = rustix::io::read(&ends.status, &mut report);
+        let failed = match length {
+            Ok(STATUS_BYTES) => failure(&report).map(|(step, source)| StepError { step, source }),
+            // The child ended without a word: killed, or its zygote never forked it.
+            _ => Some(StepError { step: Step::MoveIn, source: rustix::io::Errno::CHILD.into() }),
+        };
+        match failed {
+            Some(error) => self.fail(id, &error),
+            None => self.verify_and_release(id),
+        }
+    }
+
+    fn verify_and_release(&mut self, id: u64) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let Stage::Confining { order, .. } = &entry.stage else { return };
+        let order = *order;
+        let shell = &entry.shell;
+        let Some(guest) = find_guest(shell, &self.inits, &self.guests) else {
+            self.fail(id, &StepError { step: Step::Release, source: rustix::io::Errno::SRCH.into() });
+            return;
+        };
+        let account = usize::from(order.plan.account.0);
+        match release::verify(guest, shell, &self.launcher.rules, account, &self.own_namespaces) {
+            Ok(attestation) => {
+                let Stage::Confining { ends, .. } = mem::replace(&mut entry.stage, Stage::Live { guest }) else {
+                    return;
+                };
+                entry.announced = true;
+                self.guests.insert(guest, id);
+                let let_go = rustix::io::write(&ends.release, b"g").map_err(io::Error::from);
+                if let Err(source) = let_go {
+                    tracing::error!(error = %source, "failed to release a guest");
+                }
+                let reply = Reply::Launched { seq: order.seq, sandbox: SandboxId(id), attestation };
+                let daemon = ends.daemon.each_ref().map(AsFd::as_fd);
+                self.reply(&reply, &daemon);
+            }
+            Err(mismatch) => {
+                tracing::error!(sandbox = id, %guest, %mismatch, "alarm: confinement does not match");
+                self.fail(id, &StepError { step: Step::Release, source: rustix::io::Errno::PERM.into() });
+            }
+        }
+    }
+
+    /// Answers whoever waits for this sandbox, and ends it.
+    fn fail(&mut self, id: u64, error: &StepError) {
+        let order = self.entries.get(&id).and_then(|entry| match &entry.stage {
+            Stage::Booting { order, .. } => *order,
+            Stage::Confining { order, .. } => Some(*order),
+            _ => None,
+        });
+        match order {
+            Some(order) => self.refuse(order.seq, error),
+            None => tracing::error!(step = %error.step, error = %error.source, "shell not made"),
+        }
+        self.kill(id);
+    }
+
+    // ---- ends -------------------------------------------------------------------------------------------
+
+    fn end_sandbox(&mut self, id: u64) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.cause.get_or_insert(End::Ended);
+            self.kill(id);
+        }
+    }
+
+    fn kill(&mut self, id: u64) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.shell.kill();
+            if !matches!(entry.stage, Stage::Live { .. }) {
+                entry.stage = Stage::Dying;
+            }
+        }
+    }
+
+    fn on_oom(&mut self, id: u64) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        if let Some(event) = &entry.shell.leaf.oom {
+            let mut count = [0_u8; 8];
+            // Drained or empty: the count itself means nothing, the file below decides.
+            let _ = rustix::io::read(event, &mut count);
+        }
+        // v1 kills one process; a session must not go on half dead.
+        if entry.shell.leaf.out_of_memory() {
+            entry.cause = Some(End::OutOfMemory);
+            self.kill(id);
+        }
+    }
+
+    fn on_signal(&mut self) {
+        while let Ok(Some(signal)) = self.signals.read_signal() {
+            if signal.ssi_signo != Signal::SIGCHLD as u32 {
+                self.begin_end("asked to end");
+            }
+        }
+        let flags = Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL);
+        loop {
+            match waitpid(None, flags) {
+                Ok(WaitStatus::Exited(pid, status)) => self.on_exit(pid, End::Exited(status as u8)),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => self.on_exit(pid, End::Signaled(signal as u8)),
+                Ok(WaitStatus::StillAlive) | Err(_) => break,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    fn on_exit(&mut self, pid: Pid, how: End) {
+        if let Some(id) = self.guests.remove(&pid) {
+            self.on_guest_exit(id, how);
+        } else if let Some(id) = self.inits.remove(&pid) {
+            self.on_init_exit(id);
+        } else if let Some(index) = self.zygote_index(pid) {
+            self.on_zygote_exit(index, how);
+        }
+        // Anything else is the first child of a launch, which has handed its memory over.
+    }
+
+    fn on_guest_exit(&mut self, id: u64, how: End) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let end = match entry.cause {
+            Some(cause) => cause,
+            None if entry.shell.leaf.out_of_memory() => End::OutOfMemory,
+            None => how,
+        };
+        let announced = mem::take(&mut entry.announced);
+        entry.stage = Stage::Dying;
+        entry.shell.kill();
+        if announced {
+            self.reply(&Reply::Ended { sandbox: SandboxId(id), end }, &[]);
+        }
+    }
+
+    /// The last process of the sandbox is gone: everything it held is free again.
+    fn on_init_exit(&mut self, id: u64) {
+        let Some(entry) = self.entries.remove(&id) else { return };
+        if let Stage::Live { guest } = entry.stage {
+            self.guests.remove(&guest);
+        }
+        match entry.stage {
+            Stage::Booting { order: Some(order), .. } | Stage::Confining { order, .. } => {
+                let source = rustix::io::Errno::CHILD.into();
+                self.refuse(order.seq, &StepError { step: Step::InitExec, source });
+            }
+            _ => {}
+        }
+        if entry.announced {
+            let end = entry.cause.unwrap_or(End::Signaled(9));
+            self.reply(&Reply::Ended { sandbox: SandboxId(id), end }, &[]);
+        }
+        self.launcher.leases.free(entry.shell.block);
+        self.launcher.spaces.leave(entry.shell.space);
+        if !entry.shell.leaf.remove() {
+            self.removing.push_back((entry.shell.leaf, Instant::now() + REMOVE_WAIT));
+        }
+        self.finish_deletions();
+    }
+
+    fn begin_end(&mut self, why: &str) {
+        if self.ending.is_none() {
+            tracing::info!(why, sandboxes = self.entries.len(), "launcher ends");
+            self.ending = Some(Instant::now());
+            let _ = epoll::delete(&self.epoll, &self.launcher.daemon);
+            for id in self.entries.keys().copied().collect::<Vec<u64>>() {
+                self.end_sandbox(id);
+            }
+            for nursery in &self.launcher.nurseries {
+                if let Some(zygote) = &nursery.current {
+                    // Gone already is what we want.
+                    let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
+                }
+            }
+        }
+    }
+
+    fn ended(&self) -> bool {
+        let Some(since) = self.ending else { return false };
+        let zygotes = self.launcher.nurseries.iter().any(|nursery| nursery.current.is_some());
+        let quiet = self.entries.is_empty() && !zygotes && self.removing.is_empty();
+        quiet || Instant::now() >= since + END_TIMEOUT
+    }
+
+    // ---- zygotes ----------------------------------------------------------------------------------------
+
+    fn zygote_index(&self, pid: Pid) -> Option<usize> {
+        let has = |nursery: &Nursery| nursery.current.as_ref().is_some_and(|zygote| zygote.pid == pid);
+        self.launcher.nurseries.iter().position(has)
+    }
+
+    fn start_zygote(&mut self, index: usize) {
+        let uid = self.launcher.leases.zygote();
+        let Launcher { nurseries, rules, maker, zygote_cgroup, python_flags, .. } = &mut self.launcher;
+        let ground =
+            Ground { template: maker.template.as_fd(), rules, cgroup: zygote_cgroup, python_flags };
+        let started = nurseries[index].start(&ground, uid);
+        if let Err(error) = started {
+            tracing::error!(%error, "zygote not started");
+            return;
+        }
+        let socket = self.launcher.nurseries[index].current.as_ref().map(|zygote| zygote.socket.as_fd());
+        if let Some(socket) = socket
+            && let Err(error) = self.watch(socket, Source::Zygote(index as u8))
+        {
+            tracing::error!(%error, "zygote not watched");
+        }
+    }
+
+    fn on_zygote(&mut self, index: usize) {
+        let Some(zygote) = self.launcher.nurseries[index].current.as_mut() else { return };
+        let first_word = !zygote.serving && zygotes::read_ready(&zygote.socket);
+        if first_word {
+            zygote.serving = true;
+            let millis = zygote.started.elapsed().as_millis();
+            tracing::info!(pid = %zygote.pid, millis, "zygote serves");
+        } else {
+            // Its end, or a word it should not say: it serves no longer.
+            let _ = epoll::delete(&self.epoll, &zygote.socket);
+            let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
+        }
+    }
+
+    fn on_zygote_exit(&mut self, index: usize, how: End) {
+        let profile = self.launcher.nurseries[index].profile;
+        tracing::warn!(profile = profile.name(), ?how, "zygote ended");
+        if let Some(warning) = self.launcher.nurseries[index].ended(Instant::now()) {
+            tracing::warn!("{warning}");
+            self.launcher.hello.warnings.push(warning);
+        }
+    }
+
+    fn tend_zygotes(&mut self, now: Instant) {
+        for index in 0..self.launcher.nurseries.len() {
+            let nursery = &self.launcher.nurseries[index];
+            let due = nursery.restart_at.is_some_and(|at| now >= at) && self.ending.is_none();
+            let stale = nursery.current.as_ref().is_some_and(|zygote| {
+                !zygote.serving && now >= zygote.started + zygotes::START_TIMEOUT || zygote.forks >= FORKS_MAX
+            });
+            if stale && let Some(zygote) = &nursery.current {
+                // Gone already is what we want; its guests are not its children.
+                let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
+            }
+            if due {
+                self.start_zygote(index);
+            }
+        }
+    }
+
+    fn until_zygotes_serve(&mut self) -> io::Result<()> {
+        let settled = |nursery: &Nursery| nursery.given_up || nursery.serving().is_some();
+        while self.ending.is_none() && !self.launcher.nurseries.iter().all(settled) {
+            self.turn()?;
+        }
+        Ok(())
+    }
+}
+
+fn space_name(space: SpaceId) -> String {
+    format!("space-{:x}", space.0)
+}
+
+fn sandbox_name(id: u64) -> String {
+    format!("sandbox-{id:x}")
+}
+
+/// The guest's pid as the kernel tells it: our child in the shell's pid namespace that is not its init.
+fn find_guest(shell: &Shell, inits: &HashMap<Pid, u64>, guests: &HashMap<Pid, u64>) -> Option<Pid> {
+    let wanted = shell.inodes.last()?;
+    let children = std::fs::read_to_string("/proc/self/task/1/children").ok()?;
+    children
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok().map(Pid::from_raw))
+        .filter(|pid| !inits.contains_key(pid) && !guests.contains_key(pid))
+        .find(|pid| {
+            let namespace = rustix::fs::stat(format!("/proc/{pid}/ns/pid"));
+            namespace.is_ok_and(|stat| stat.st_ino == *wanted)
+        })
+}
+
+/// Opens a namespace of this process, to come back to it.
+pub fn own_namespace(name: &str) -> io::Result<OwnedFd> {
+    Ok(File::open(format!("/proc/self/ns/{name}"))?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn event_tokens_survive_the_kernel() {
+        for source in [
+            Source::Daemon,
+            Source::Signals,
+            Source::Zygote(1),
+            Source::Init(77),
+            Source::Status(u64::from(u32::MAX)),
+            Source::Oom(3),
+        ] {
+            assert_eq!(Source::from_token(source.token()), Some(source));
+        }
+        assert_eq!(Source::from_token(9 << 56), None);
+    }
+}

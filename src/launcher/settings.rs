@@ -1,0 +1,37 @@
+//! What the launcher is told at its start, by the supervisor and never by the daemon.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::launcher::cgroup::CgroupLimits;
+use crate::launcher::posture::Posture;
+use crate::launcher::spaces::SpaceLimits;
+
+/// All of it; travels as JSON in a sealed memfd.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Settings {
+    /// The launcher's own folder: root, 0700.
+    pub state_dir: PathBuf,
+    /// The product's Python environment (a venv); absent when there is no Python.
+    pub python_env: Option<PathBuf>,
+    /// Caches built beforehand for the environment: `matplotlib` and `ipython` beneath.
+    pub python_caches: Option<PathBuf>,
+    /// Another interpreter instead of the environment's, by `PYTHON_VERSION`.
+    pub python_binary: Option<PathBuf>,
+    /// Node's binary on the host; absent when there is none.
+    pub node_binary: Option<PathBuf>,
+    /// An operator's folder that overrides the built-in policies file by file.
+    pub policies_dir: Option<PathBuf>,
+    /// Refuse to serve below this.
+    pub posture_floor: Posture,
+    pub cgroup: CgroupLimits,
+    pub space: SpaceLimits,
+    pub shm: SpaceLimits,
+    pub nofile: u64,
+    /// Ready shells kept for each active space and owner.
+    pub shells_ready: usize,
+    /// No zygotes at all: every interpreter is exec'd.
+    pub zygotes_off: bool,
+}

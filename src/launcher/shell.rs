@@ -1,0 +1,216 @@
+//! Shells: a sandbox without its interpreter.
+//!
+//! ```text
+//! start ── clone, maps, cgroup, trees ──▶ init builds its mounts ── finish: namespaces, ruleset ──▶ ready
+//! ```
+//!
+//! Runs in the launcher with all its privileges. The init it starts has none over the host.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use nix::sched::{CloneFlags, setns};
+use nix::unistd::{Pid, Uid, seteuid};
+use rustix::net::RecvFlags;
+
+use crate::launcher::cgroup::Leaf;
+use crate::launcher::plan::{SpaceId, Step};
+use crate::launcher::rules::Rules;
+use crate::launcher::spaces::{SpaceLimits, Spaces};
+use crate::launcher::wire::{self, NAMESPACES, STATUS_BYTES, Setup};
+use crate::sys::{packet, process, raw};
+
+/// A step that failed in the launcher or in a child.
+#[derive(Debug)]
+pub struct StepError {
+    pub step: Step,
+    pub source: io::Error,
+}
+
+/// Names the step of a fallible call.
+pub trait AtStep<T> {
+    fn at(self, step: Step) -> Result<T, StepError>;
+}
+
+impl<T, E: Into<io::Error>> AtStep<T> for Result<T, E> {
+    fn at(self, step: Step) -> Result<T, StepError> {
+        self.map_err(|error| StepError { step, source: error.into() })
+    }
+}
+
+/// What every shell is made of.
+#[derive(Debug)]
+pub struct Maker {
+    /// The launcher's own mount namespace, to come back to.
+    pub home: OwnedFd,
+    /// The template's mount namespace.
+    pub template: OwnedFd,
+    /// Init as a sealed memfd.
+    pub init: OwnedFd,
+    pub shm: SpaceLimits,
+}
+
+/// A sandbox without its interpreter, or on the way to be one.
+#[derive(Debug)]
+pub struct Shell {
+    pub space: SpaceId,
+    /// Uid that owns the user namespace: the zygote's, or 0 for exec'd interpreters.
+    pub owner: u32,
+    pub pid: Pid,
+    pub pidfd: OwnedFd,
+    /// Init's end of life: closing this ends it.
+    pub socket: OwnedFd,
+    pub leaf: Leaf,
+    /// First id of the leased block.
+    pub block: u32,
+    /// In the order of [`NAMESPACES`]; empty until finished.
+    pub namespaces: Vec<OwnedFd>,
+    /// Their inode numbers.
+    pub inodes: Vec<u64>,
+    pub ruleset: Option<OwnedFd>,
+}
+
+impl Maker {
+    /// Starts a shell's init and hands it what it needs. The space must have been entered.
+    pub fn start(
+        &self,
+        rules: &Rules,
+        spaces: &Spaces,
+        space: SpaceId,
+        owner: u32,
+        block: u32,
+        leaf: Leaf,
+    ) -> Result<Shell, StepError> {
+        let (ours, theirs) = packet::pair().at(Step::Clone)?;
+        let (pid, pidfd) = self.clone_init(owner, theirs.as_fd()).at(Step::Clone)?;
+        drop(theirs);
+        let shell = Shell {
+            space,
+            owner,
+            pid,
+            pidfd,
+            socket: ours,
+            leaf,
+            block,
+            namespaces: Vec::new(),
+            inodes: Vec::new(),
+            ruleset: None,
+        };
+        match self.equip(rules, spaces, &shell) {
+            Ok(()) => Ok(shell),
+            Err(error) => {
+                shell.kill();
+                // The loop reaps it; its block is free again once that has happened.
+                Err(error)
+            }
+        }
+    }
+
+    /// Clones into fresh namespaces, from inside the template's mount namespace and with the owner's uid as
+    /// effective one: the kernel makes that uid the owner of the user namespace, so the owner's forks may
+    /// enter it, and our CAP_SYS_ADMIN makes it possible where ordinary accounts may not create one.
+    fn clone_init(&self, owner: u32, socket: BorrowedFd<'_>) -> io::Result<(Pid, OwnedFd)> {
+        let flags = raw::CLONE_NEWUSER
+            | raw::CLONE_NEWNS
+            | raw::CLONE_NEWPID
+            | raw::CLONE_NEWNET
+            | raw::CLONE_NEWIPC
+            | raw::CLONE_NEWUTS;
+        setns(&self.template, CloneFlags::CLONE_NEWNS)?;
+        let started = with_effective_uid(owner, || process::start_init(flags, socket, self.init.as_fd()));
+        // Never go on in the template: everything else here means the launcher's own tree.
+        setns(&self.home, CloneFlags::CLONE_NEWNS).expect("the launcher may return to its own namespace");
+        started
+    }
+
+    fn equip(&self, rules: &Rules, spaces: &Spaces, shell: &Shell) -> Result<(), StepError> {
+        let pid = shell.pid;
+        let map = rules.id_map(shell.block);
+        fs::write(format!("/proc/{pid}/uid_map"), &map).at(Step::IdMaps)?;
+        fs::write(format!("/proc/{pid}/gid_map"), &map).at(Step::IdMaps)?;
+        shell.leaf.place(pid.as_raw()).at(Step::Cgroup)?;
+        // The shell's own user namespace is the id map: what inside is `sandbox` owns the files on disk.
+        let user = File::open(format!("/proc/{pid}/ns/user")).at(Step::SpaceMount)?;
+        let trees = spaces.trees(shell.space, Some(user.as_fd())).at(Step::SpaceMount)?;
+        let trees = trees.each_ref().map(AsFd::as_fd);
+        let setup = self.setup(rules, !shell.leaf.is_empty());
+        packet::send(&shell.socket, wire::bytes_of(&setup), &trees).at(Step::InitExec)
+    }
+
+    fn setup(&self, rules: &Rules, cgroups: bool) -> Setup {
+        let mut setup = Setup {
+            magic: wire::SETUP_MAGIC,
+            flags: wire::SETUP_USER | wire::SETUP_SPACE | if cgroups { wire::SETUP_CGROUP } else { 0 },
+            shm_bytes: self.shm.bytes,
+            shm_inodes: self.shm.inodes,
+            inotify_instances: rules.inotify_instances,
+            inotify_watches: rules.inotify_watches,
+            handled_fs: rules.landlock_handled,
+            rule_count: 0,
+            filter_words: rules.init.len() as u32,
+            rules: [wire::Rule { rights: 0, path: [0; wire::RULE_PATH_BYTES] }; wire::RULES_MAX],
+            filter: [0; wire::INIT_FILTER_WORDS],
+        };
+        setup.filter[..rules.init.len()].copy_from_slice(&rules.init);
+        for (slot, (path, rights)) in setup.rules.iter_mut().zip(&rules.landlock) {
+            slot.rights = *rights;
+            slot.path[..path.len()].copy_from_slice(path.as_bytes());
+            setup.rule_count += 1;
+        }
+        setup
+    }
+}
+
+impl Shell {
+    /// Reads init's report and takes what a launch needs. The socket is readable.
+    pub fn finish(&mut self) -> Result<(), StepError> {
+        let mut report = [0_u8; STATUS_BYTES];
+        let (length, descriptors) =
+            packet::receive(&self.socket, &mut report, RecvFlags::empty()).at(Step::InitExec)?;
+        if length != STATUS_BYTES {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).at(Step::InitExec);
+        }
+        if let Some((step, source)) = failure(&report) {
+            return Err(StepError { step, source });
+        }
+        self.ruleset = descriptors.into_iter().next();
+        for (_, name) in NAMESPACES {
+            let namespace = File::open(format!("/proc/{}/ns/{name}", self.pid)).at(Step::Namespaces)?;
+            self.inodes.push(rustix::fs::fstat(&namespace).at(Step::Namespaces)?.st_ino);
+            self.namespaces.push(namespace.into());
+        }
+        Ok(())
+    }
+
+    /// Ends init, and with it every process of the sandbox.
+    pub fn kill(&self) {
+        // Gone already is what we want.
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, rustix::process::Signal::KILL);
+    }
+}
+
+/// The failure in a child's report, if it is one.
+pub fn failure(report: &[u8; STATUS_BYTES]) -> Option<(Step, io::Error)> {
+    let errno = i32::from_le_bytes([report[4], report[5], report[6], report[7]]);
+    match report[0] {
+        0 => None,
+        byte => {
+            let step = Step::from_byte(byte).unwrap_or(Step::InitExec);
+            Some((step, io::Error::from_raw_os_error(errno.clamp(0, 4095))))
+        }
+    }
+}
+
+/// Runs `action` with another effective uid but our capabilities in force.
+fn with_effective_uid<T>(uid: u32, action: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    if uid == 0 {
+        return action();
+    }
+    seteuid(Uid::from_raw(uid))?;
+    let result = caps::raise(None, caps::CapSet::Effective, caps::Capability::CAP_SYS_ADMIN)
+        .map_err(io::Error::other)
+        .and_then(|()| action());
+    seteuid(Uid::from_raw(0)).expect("the real and saved uid are root's");
+    result
+}

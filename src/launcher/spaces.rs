@@ -1,0 +1,251 @@
+//! Spaces on disk: one sparse ext4 image each, in a folder only root can enter, loop-mounted in the
+//! launcher's private mount namespace while a sandbox uses it.
+//!
+//! The image bounds bytes and inodes hard. On disk its files belong to the ids seen inside (`sandbox`,
+//! `nobody`), which the sandbox's own user namespace maps to the ids it leased: no process lives under the
+//! ids on disk, nothing is ever chowned, and two sandboxes of one space have different live ids.
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use rustix::mount::{OpenTreeFlags, open_tree};
+
+use crate::launcher::plan::SpaceId;
+use crate::sys::loopdev;
+use crate::sys::mount::{Attributes, set_attributes};
+
+/// What a space may hold.
+#[derive(Copy, Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub struct SpaceLimits {
+    pub bytes: u64,
+    pub inodes: u64,
+}
+
+/// How long an unused space stays mounted.
+const LINGER: Duration = Duration::from_secs(60);
+/// What ext4 needs beside the files: inode tables, journal, group descriptors.
+const OVERHEAD_BYTES: u64 = 20 * 1024 * 1024;
+/// Megabytes of journal: a kill of the machine costs a replay, not the files.
+const JOURNAL_MEGABYTES: u64 = 4;
+/// Inodes that ext4 keeps for itself, and the directories we make.
+const OVERHEAD_INODES: u64 = 16;
+/// The directories of a space and where a sandbox sees them.
+const PARTS: [(&str, u32); 3] = [("data", 0o755), ("tmp", 0o1777), ("home", 0o755)];
+/// Owner of a space's files on disk: `sandbox` as seen inside.
+const DISK_ID: u32 = 1000;
+
+/// All spaces of this daemon.
+#[derive(Debug)]
+pub struct Spaces {
+    images: PathBuf,
+    mounts: PathBuf,
+    limits: SpaceLimits,
+    open: HashMap<SpaceId, Open>,
+}
+
+#[derive(Debug)]
+struct Open {
+    users: usize,
+    idle_since: Instant,
+}
+
+impl Spaces {
+    /// `dir` is the launcher's own folder (root, 0700).
+    pub fn new(dir: &Path, limits: SpaceLimits) -> io::Result<Spaces> {
+        let images = dir.join("spaces");
+        let mounts = dir.join("mounts");
+        for folder in [&images, &mounts] {
+            fs::create_dir_all(folder)?;
+            fs::set_permissions(folder, Permissions::from_mode(0o700))?;
+        }
+        let spaces = Spaces { images, mounts, limits, open: HashMap::new() };
+        spaces.sweep()?;
+        Ok(spaces)
+    }
+
+    /// Mounts the space if need be and counts one more user.
+    pub fn enter(&mut self, space: SpaceId) -> io::Result<()> {
+        if let Some(open) = self.open.get_mut(&space) {
+            open.users += 1;
+            return Ok(());
+        }
+        let image = self.image(space);
+        if !image.exists() {
+            self.format(space)?;
+        }
+        self.mount(space)?;
+        self.open.insert(space, Open { users: 1, idle_since: Instant::now() });
+        Ok(())
+    }
+
+    /// Counts one user less.
+    pub fn leave(&mut self, space: SpaceId) {
+        if let Some(open) = self.open.get_mut(&space) {
+            open.users = open.users.saturating_sub(1);
+            open.idle_since = Instant::now();
+        }
+    }
+
+    /// Detached trees of the space's three parts, mapped by `id_map`.
+    pub fn trees(&self, space: SpaceId, id_map: Option<BorrowedFd<'_>>) -> io::Result<[OwnedFd; 3]> {
+        let [data, tmp, home] = PARTS.map(|(part, _)| self.tree(space, part, id_map));
+        Ok([data?, tmp?, home?])
+    }
+
+    /// Unmounts what nobody has used for a while. Returns when to look again.
+    pub fn close_idle(&mut self, now: Instant) -> Option<Instant> {
+        let due: Vec<SpaceId> = self
+            .open
+            .iter()
+            .filter(|(_, open)| open.users == 0 && now >= open.idle_since + LINGER)
+            .map(|(space, _)| *space)
+            .collect();
+        for space in due {
+            self.unmount(space);
+        }
+        self.open.values().filter(|open| open.users == 0).map(|open| open.idle_since + LINGER).min()
+    }
+
+    /// Deletes an unused space and its files.
+    pub fn delete(&mut self, space: SpaceId) -> io::Result<()> {
+        if self.open.get(&space).is_some_and(|open| open.users > 0) {
+            return Err(io::Error::from_raw_os_error(libc_ebusy()));
+        }
+        self.unmount(space);
+        match fs::remove_file(self.image(space)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Unmounts everything: the end of the launcher.
+    pub fn close_all(&mut self) {
+        let open: Vec<SpaceId> = self.open.keys().copied().collect();
+        for space in open {
+            self.unmount(space);
+        }
+    }
+
+    /// Number of mounted spaces.
+    pub fn open_count(&self) -> usize {
+        self.open.len()
+    }
+
+    fn image(&self, space: SpaceId) -> PathBuf {
+        self.images.join(format!("{:016x}.img", space.0))
+    }
+
+    fn point(&self, space: SpaceId) -> PathBuf {
+        self.mounts.join(format!("{:016x}", space.0))
+    }
+
+    /// A crash may leave half-made images and empty mount points; mounts themselves died with the namespace.
+    fn sweep(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.images)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "new") {
+                fs::remove_file(path)?;
+            }
+        }
+        for entry in fs::read_dir(&self.mounts)? {
+            fs::remove_dir(entry?.path())?;
+        }
+        Ok(())
+    }
+
+    /// Makes the image under a temporary name; the rename makes it a space.
+    fn format(&self, space: SpaceId) -> io::Result<()> {
+        let image = self.image(space);
+        let temporary = image.with_extension("new");
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.set_len(self.limits.bytes + OVERHEAD_BYTES)?;
+        drop(file);
+        let status = Command::new("/sbin/mke2fs")
+            .args(["-q", "-F", "-t", "ext4", "-m", "0", "-b", "4096", "-I", "256"])
+            .args(["-O", "^resize_inode", "-J", &format!("size={JOURNAL_MEGABYTES}")])
+            .args(["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1,root_owner=0:0"])
+            .args(["-N", &(self.limits.inodes + OVERHEAD_INODES).to_string()])
+            .arg(&temporary)
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .status()
+            .map_err(|error| io::Error::new(error.kind(), format!("mke2fs: {error}")))?;
+        if !status.success() {
+            return Err(io::Error::other(format!("mke2fs ended with {status}")));
+        }
+        self.mount_image(&temporary, space)?;
+        let filled = self.fill(space);
+        umount2(&self.point(space), MntFlags::MNT_DETACH)?;
+        filled?;
+        fs::rename(&temporary, &image)
+    }
+
+    /// The directories of a fresh space. No guest has been here: plain paths are safe.
+    fn fill(&self, space: SpaceId) -> io::Result<()> {
+        let root = self.point(space);
+        fs::set_permissions(&root, Permissions::from_mode(0o711))?;
+        for (part, mode) in PARTS {
+            let dir = root.join(part);
+            fs::create_dir(&dir)?;
+            chown(&dir, Some(DISK_ID), Some(DISK_ID))?;
+            fs::set_permissions(&dir, Permissions::from_mode(mode))?;
+        }
+        match fs::remove_dir(root.join("lost+found")) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn mount(&self, space: SpaceId) -> io::Result<()> {
+        self.mount_image(&self.image(space), space)
+    }
+
+    fn mount_image(&self, image: &Path, space: SpaceId) -> io::Result<()> {
+        let file = File::options().read(true).write(true).custom_flags(0o400_000).open(image)?;
+        let (device, path) = loopdev::attach(file.as_fd())?;
+        let point = self.point(space);
+        match fs::create_dir(&point) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOATIME;
+        mount(Some(&path), &point, Some("ext4"), flags, Some("discard,errors=remount-ro"))?;
+        // The mount keeps the device from here on.
+        drop(device);
+        Ok(())
+    }
+
+    fn unmount(&mut self, space: SpaceId) {
+        if self.open.remove(&space).is_none() {
+            return;
+        }
+        let point = self.point(space);
+        if let Err(error) = umount2(&point, MntFlags::MNT_DETACH) {
+            tracing::warn!(%space, %error, "space not unmounted");
+        }
+        if let Err(error) = fs::remove_dir(&point) {
+            tracing::warn!(%space, %error, "mount point not removed");
+        }
+    }
+
+    fn tree(&self, space: SpaceId, part: &str, id_map: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let tree = open_tree(rustix::fs::CWD, self.point(space).join(part), flags)?;
+        let attributes = Attributes { no_suid: true, no_dev: true, id_map, ..Attributes::default() };
+        set_attributes(tree.as_fd(), attributes)?;
+        Ok(tree)
+    }
+}
+
+fn libc_ebusy() -> i32 {
+    rustix::io::Errno::BUSY.raw_os_error()
+}

@@ -1,0 +1,209 @@
+//! Zygotes: warmed interpreters inside the template that fork guests into shells.
+//!
+//! ```text
+//! Starting ── one byte ──▶ Serving ── end ──▶ (restarted, with less preloaded if it never served)
+//! ```
+//!
+//! A zygote is unprivileged and has a uid that no other process has or gets while a guest it made lives. The
+//! launcher takes one byte from it, ever.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::unistd::Pid;
+
+use crate::launcher::child;
+use crate::launcher::plan::Profile;
+use crate::launcher::rules::Rules;
+use crate::sys::process::{Fork, fork};
+use crate::sys::{packet, raw};
+
+/// How long a zygote may load.
+pub const START_TIMEOUT: Duration = Duration::from_secs(120);
+/// Waits between restarts, so that a zygote that cannot live does not eat a core.
+const RESTART_WAIT: Duration = Duration::from_secs(1);
+/// After so many forks a zygote is replaced: hygiene against leaks and drift, not a defence.
+pub const FORKS_MAX: u64 = 20_000;
+/// What `python-data` gives up, one after the other, when it does not come up: the heaviest first.
+const EXPENDABLE: [&str; 4] = ["IPython", "matplotlib", "pandas", "numpy"];
+
+/// A running zygote process.
+#[derive(Debug)]
+pub struct Zygote {
+    pub pid: Pid,
+    pub socket: OwnedFd,
+    pub uid: u32,
+    pub serving: bool,
+    pub started: Instant,
+    pub forks: u64,
+}
+
+/// What a profile's zygote has gone through.
+#[derive(Debug)]
+pub struct Nursery {
+    pub profile: Profile,
+    pub current: Option<Zygote>,
+    /// Names of [`EXPENDABLE`] left out.
+    pub without: Vec<&'static str>,
+    pub restart_at: Option<Instant>,
+    /// No way to make this profile serve was found.
+    pub given_up: bool,
+}
+
+/// What a zygote needs to start.
+#[derive(Debug)]
+pub struct Ground<'a> {
+    pub template: BorrowedFd<'a>,
+    pub rules: &'a Rules,
+    /// Files of the zygotes' own cgroup.
+    pub cgroup: &'a [OwnedFd],
+    /// Version-dependent start flags of the interpreter.
+    pub python_flags: &'a [&'static str],
+}
+
+impl Nursery {
+    pub fn new(profile: Profile) -> Nursery {
+        Nursery { profile, current: None, without: Vec::new(), restart_at: None, given_up: false }
+    }
+
+    /// The zygote, if it serves.
+    pub fn serving(&self) -> Option<&Zygote> {
+        self.current.as_ref().filter(|zygote| zygote.serving)
+    }
+
+    /// Starts a zygote under `uid`.
+    pub fn start(&mut self, ground: &Ground<'_>, uid: u32) -> io::Result<()> {
+        self.restart_at = None;
+        let (ours, theirs) = packet::pair()?;
+        let arguments = self.arguments(ground.python_flags);
+        // SAFETY: the launcher has one thread.
+        let pid = match unsafe { fork() }? {
+            Fork::Child => become_zygote(ground, uid, theirs.as_fd(), &arguments),
+            Fork::Parent(pid) => pid,
+        };
+        tracing::info!(profile = self.profile.name(), %pid, uid, without = ?self.without, "zygote started");
+        let started = Instant::now();
+        self.current = Some(Zygote { pid, socket: ours, uid, serving: false, started, forks: 0 });
+        Ok(())
+    }
+
+    /// Takes note that the current zygote is gone, and decides on its successor. Returns a warning for the
+    /// operator when something had to be left out.
+    pub fn ended(&mut self, now: Instant) -> Option<String> {
+        let zygote = self.current.take()?;
+        self.restart_at = Some(now + RESTART_WAIT);
+        if zygote.serving {
+            return None;
+        }
+        let name = self.profile.name();
+        let next = EXPENDABLE.get(self.without.len()).filter(|_| self.profile == Profile::PythonData);
+        match next {
+            Some(package) => {
+                self.without.push(package);
+                Some(format!("zygote {name} did not come up; trying without {}", self.without.join(", ")))
+            }
+            None => {
+                self.given_up = true;
+                self.restart_at = None;
+                Some(format!("zygote {name} cannot be started; its interpreters are exec'd instead"))
+            }
+        }
+    }
+
+    fn arguments(&self, flags: &[&'static str]) -> Vec<CString> {
+        let mut words = vec!["/opt/python/bin/python3"];
+        words.extend(flags);
+        words.extend(["/opt/caisson/zygote.py", self.profile.name()]);
+        for package in &self.without {
+            words.extend(["--without", package]);
+        }
+        words.into_iter().map(|word| CString::new(word).expect("our own words have no NUL")).collect()
+    }
+}
+
+/// Environment of a zygote: built from nothing, and free of secrets, since a guest can read it.
+const ENVIRONMENT: [&str; 9] = [
+    "PATH=/opt/python/bin:/usr/local/bin:/usr/bin:/bin",
+    "LANG=C.UTF-8",
+    "OPENBLAS_NUM_THREADS=1",
+    "OMP_NUM_THREADS=1",
+    "MPLBACKEND=Agg",
+    "MPLCONFIGDIR=/opt/caisson/caches/matplotlib",
+    "IPYTHONDIR=/opt/caisson/caches/ipython",
+    "PYTHONMALLOC=malloc",
+    "GLIBC_TUNABLES=glibc.malloc.hugetlb=1",
+];
+
+/// In the child, with the launcher's privileges until `child::assume`: enters the template, becomes nobody,
+/// executes the interpreter.
+fn become_zygote(ground: &Ground<'_>, uid: u32, socket: BorrowedFd<'_>, arguments: &[CString]) -> ! {
+    let environment: Vec<CString> =
+        ENVIRONMENT.iter().map(|word| CString::new(*word).expect("our own words have no NUL")).collect();
+    let error = match settle(ground, uid, socket) {
+        Ok(()) => exec(arguments, &environment),
+        Err(error) => error,
+    };
+    // The log is still this process's standard error.
+    let _ = io::Write::write_all(&mut io::stderr(), format!("zygote not started: {error}\n").as_bytes());
+    raw::exit(127)
+}
+
+fn settle(ground: &Ground<'_>, uid: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+    for join in ground.cgroup {
+        rustix::io::write(join, b"0")?;
+    }
+    setns(ground.template, CloneFlags::CLONE_NEWNS)?;
+    // Empty network, no System V objects, no host name: a zygote has nothing to share with its guests' host.
+    unshare(
+        CloneFlags::CLONE_NEWNET
+            | CloneFlags::CLONE_NEWIPC
+            | CloneFlags::CLONE_NEWUTS
+            | CloneFlags::CLONE_NEWCGROUP,
+    )?;
+    let null = raw::openat(raw::AT_FDCWD, c"/dev/null", raw::O_RDWR | raw::O_CLOEXEC);
+    let errno = |errno| io::Error::from_raw_os_error(errno);
+    raw::dup3(null.map_err(errno)?, 0, 0).map_err(errno)?;
+    raw::dup3(2, 1, 0).map_err(errno)?;
+    // 3 is the number the zygote knows; the socket may already have it.
+    let copy = raw::dup_above(socket.as_raw_fd(), 10).map_err(errno)?;
+    raw::dup3(copy, 3, 0).map_err(errno)?;
+    raw::close_from(4).map_err(errno)?;
+    raw::umask(0o022);
+    raw::setsid().map_err(errno)?;
+    raw::unblock_signals().map_err(errno)?;
+    child::drop_bounding().map_err(errno)?;
+    raw::prctl(raw::PR_SET_SECUREBITS, raw::SECUREBITS_LOCKED, 0).map_err(errno)?;
+    child::assume(uid, uid).map_err(errno)?;
+    child::give_up_capabilities().map_err(errno)?;
+    // A change of identity clears it, so only now.
+    raw::prctl(raw::PR_SET_PDEATHSIG, raw::SIGKILL as u64, 0).map_err(errno)?;
+    raw::prctl(raw::PR_SET_NO_NEW_PRIVS, 1, 0).map_err(errno)?;
+    for program in &ground.rules.first {
+        raw::seccomp_install(program).map_err(errno)?;
+    }
+    Ok(())
+}
+
+fn exec(arguments: &[CString], environment: &[CString]) -> io::Error {
+    let arguments: Vec<_> = arguments.iter().map(CString::as_c_str).collect();
+    let environment: Vec<_> = environment.iter().map(CString::as_c_str).collect();
+    let mut argument_space = vec![0; arguments.len() + 1];
+    let mut environment_space = vec![0; environment.len() + 1];
+    let argv = raw::Pointers::collect(&arguments, &mut argument_space);
+    let envp = raw::Pointers::collect(&environment, &mut environment_space);
+    match (argv, envp) {
+        (Some(argv), Some(envp)) => {
+            io::Error::from_raw_os_error(raw::execve(arguments[0], &argv, &envp))
+        }
+        _ => io::Error::from(io::ErrorKind::InvalidInput),
+    }
+}
+
+/// Reads the one byte of a zygote that has finished loading.
+pub fn read_ready(socket: impl AsFd) -> bool {
+    let mut byte = [0_u8; 1];
+    matches!(packet::receive(socket, &mut byte, rustix::net::RecvFlags::empty()), Ok((1, _)))
+}

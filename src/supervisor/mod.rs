@@ -1,0 +1,205 @@
+//! The first process of `caisson serve`: holds the listeners and the privileges of the start, starts launcher
+//! and daemon, and starts again what died.
+//!
+//! ```text
+//! launcher dies ──▶ a new launcher; the daemon gets its socket and goes on (sessions are lost)
+//! daemon dies   ──▶ its launcher ends with it; a new pair
+//! SIGTERM       ──▶ the daemon drains, then the launcher ends; a second signal hurries
+//! we die        ──▶ the daemon is killed by the kernel, and the launcher ends for want of a daemon
+//! ```
+//!
+//! One thread; no HTTP, no guest's byte, no plan passes here.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::launcher::settings::Settings;
+use crate::supervisor::stages::{Account, daemon_stage, launcher_stage};
+use crate::sys::packet;
+
+pub mod stages;
+
+/// Restarts within [`RESTART_WINDOW`] after which we give up: something is wrong that a restart does not mend.
+const RESTARTS_MAX: usize = 8;
+const RESTART_WINDOW: Duration = Duration::from_secs(60);
+/// Wait before a restart.
+const RESTART_WAIT: Duration = Duration::from_millis(100);
+/// How long a stage may take to end after a second signal.
+const HURRY: Duration = Duration::from_secs(6);
+/// Exit code of a launcher on a host that enforces less than required.
+pub const EXIT_ISOLATION: i32 = 3;
+
+/// What to supervise.
+#[derive(Debug)]
+pub struct Supervisor {
+    pub listeners: Vec<TcpListener>,
+    pub settings: Settings,
+    /// The daemon's configuration, as it reads it.
+    pub daemon_config: Vec<u8>,
+    pub log: String,
+    /// Account of the daemon; `None` when we were not started as root.
+    pub account: Option<Account>,
+    /// The daemon's folder.
+    pub daemon_dir: std::path::PathBuf,
+}
+
+/// Why serving ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error("failed to {what}")]
+    Io { what: &'static str, source: io::Error },
+    /// The launcher has said on the log what is missing.
+    #[error("this host enforces less isolation than required; `caisson doctor` shows what to grant")]
+    Isolation,
+    #[error("launcher or daemon died {RESTARTS_MAX} times within {} s", RESTART_WINDOW.as_secs())]
+    Restarts,
+}
+
+struct Running {
+    launcher: Pid,
+    daemon: Pid,
+    /// Carries the sockets of later launchers to the daemon.
+    control: OwnedFd,
+}
+
+impl Supervisor {
+    /// Serves until a signal asks to end.
+    pub fn run(&self) -> Result<(), ServeError> {
+        let io = |what| move |source: io::Error| ServeError::Io { what, source };
+        let mut mask = SigSet::empty();
+        for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+            mask.add(signal);
+        }
+        mask.thread_block().map_err(|error| io("block signals")(error.into()))?;
+        let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+            .map_err(|error| io("open the signal descriptor")(error.into()))?;
+        let mut running = self.start_pair().map_err(io("start launcher and daemon"))?;
+        let mut restarts: VecDeque<Instant> = VecDeque::new();
+        let mut ending: Option<Instant> = None;
+        loop {
+            wait(&signals, ending.map(|since| since + HURRY));
+            while let Ok(Some(signal)) = signals.read_signal() {
+                if signal.ssi_signo == Signal::SIGCHLD as u32 {
+                    continue;
+                }
+                self.forward(&running, ending.is_some());
+                ending.get_or_insert_with(Instant::now);
+            }
+            for (pid, status) in reap() {
+                if pid == running.daemon && ending.is_some() {
+                    end_launcher(running.launcher);
+                    return Ok(());
+                }
+                if pid == running.launcher && status == Some(EXIT_ISOLATION) {
+                    kill(running.daemon, Signal::SIGKILL);
+                    return Err(ServeError::Isolation);
+                }
+                if pid != running.daemon && pid != running.launcher || ending.is_some() {
+                    continue;
+                }
+                tracing::error!(what = if pid == running.daemon { "daemon" } else { "launcher" }, ?status, "died");
+                if too_many(&mut restarts) {
+                    kill(running.daemon, Signal::SIGKILL);
+                    end_launcher(running.launcher);
+                    return Err(ServeError::Restarts);
+                }
+                std::thread::sleep(RESTART_WAIT);
+                if pid == running.launcher {
+                    running.launcher = self.replace_launcher(&running).map_err(io("start a launcher"))?;
+                } else {
+                    end_launcher(running.launcher);
+                    running = self.start_pair().map_err(io("start launcher and daemon"))?;
+                }
+            }
+        }
+    }
+
+    fn start_pair(&self) -> io::Result<Running> {
+        let (launcher, socket) = self.start_launcher()?;
+        let (control, theirs) = packet::pair()?;
+        let listeners: Vec<BorrowedFd<'_>> = self.listeners.iter().map(AsFd::as_fd).collect();
+        let daemon = daemon_stage(self, theirs.as_fd(), &listeners)?;
+        send_launcher(&control, &socket)?;
+        Ok(Running { launcher, daemon, control })
+    }
+
+    fn start_launcher(&self) -> io::Result<(Pid, OwnedFd)> {
+        let (ours, theirs) = packet::pair()?;
+        let pid = launcher_stage(&self.settings, &self.log, theirs.as_fd())?;
+        Ok((pid, ours))
+    }
+
+    fn replace_launcher(&self, running: &Running) -> io::Result<Pid> {
+        let (launcher, socket) = self.start_launcher()?;
+        send_launcher(&running.control, &socket)?;
+        Ok(launcher)
+    }
+
+    fn forward(&self, running: &Running, again: bool) {
+        let signal = if again { Signal::SIGKILL } else { Signal::SIGTERM };
+        tracing::info!(hurry = again, "ending");
+        kill(running.daemon, signal);
+    }
+}
+
+/// Hands the daemon the socket of a launcher.
+fn send_launcher(control: &OwnedFd, socket: &OwnedFd) -> io::Result<()> {
+    packet::send(control, b"L", &[socket.as_fd()])
+}
+
+fn wait(signals: &SignalFd, until: Option<Instant>) {
+    let timeout = until.map(|at| at.saturating_duration_since(Instant::now()));
+    let timeout =
+        timeout.map(|wait| Timespec { tv_sec: wait.as_secs() as i64 + 1, tv_nsec: wait.subsec_nanos().into() });
+    let mut one = [PollFd::new(signals, PollFlags::IN)];
+    // Interrupted or late: the caller looks at everything anyway.
+    let _ = poll(&mut one, timeout.as_ref());
+}
+
+/// Every child that has ended: its pid and exit code, `None` for a signal.
+fn reap() -> Vec<(Pid, Option<i32>)> {
+    let mut ended = Vec::new();
+    loop {
+        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::Exited(pid, code)) => ended.push((pid, Some(code))),
+            Ok(WaitStatus::Signaled(pid, _, _)) => ended.push((pid, None)),
+            Ok(WaitStatus::StillAlive) | Err(_) => return ended,
+            Ok(_) => {}
+        }
+    }
+}
+
+fn kill(pid: Pid, signal: Signal) {
+    // Gone already is what we want.
+    let _ = nix::sys::signal::kill(pid, signal);
+}
+
+/// Asks the launcher to clean up, and ends it when it takes too long: everything below it ends with it.
+fn end_launcher(pid: Pid) {
+    kill(pid, Signal::SIGTERM);
+    let deadline = Instant::now() + HURRY;
+    while let Ok(WaitStatus::StillAlive) = waitpid(pid, Some(WaitPidFlag::WNOHANG)) {
+        if Instant::now() >= deadline {
+            kill(pid, Signal::SIGKILL);
+            let _ = waitpid(pid, None);
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn too_many(restarts: &mut VecDeque<Instant>) -> bool {
+    let now = Instant::now();
+    restarts.retain(|at| now < *at + RESTART_WINDOW);
+    restarts.push_back(now);
+    restarts.len() > RESTARTS_MAX
+}

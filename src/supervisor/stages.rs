@@ -1,0 +1,150 @@
+//! How the two stages are started, and what they find when they are.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read, Seek};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{Gid, Pid, Uid};
+use serde::{Deserialize, Serialize};
+
+use crate::launcher::settings::Settings;
+use crate::supervisor::Supervisor;
+use crate::sys::{raw, stage};
+
+/// Where the daemon sees its folder when it runs under an account that could not reach it by its path.
+pub const DAEMON_DIR: &str = "/run/caisson/data";
+
+/// The daemon's account.
+#[derive(Copy, Clone, Debug)]
+pub struct Account {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// An id that no distribution gives out, for hosts without the service account.
+const FALLBACK_ID: u32 = 0x6fff_fff0;
+
+impl Account {
+    /// The system user of this name, else a fixed free id.
+    pub fn of(name: &str) -> Account {
+        match nix::unistd::User::from_name(name) {
+            Ok(Some(user)) if !user.uid.is_root() => {
+                Account { uid: user.uid.as_raw(), gid: user.gid.as_raw() }
+            }
+            _ => Account { uid: FALLBACK_ID, gid: FALLBACK_ID },
+        }
+    }
+}
+
+/// What the launcher reads at its start.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct LauncherStart {
+    pub settings: Settings,
+    pub log: String,
+}
+
+/// Starts the launcher as the first process of a pid namespace and in a mount namespace of its own.
+pub fn launcher_stage(settings: &Settings, log: &str, daemon: BorrowedFd<'_>) -> io::Result<Pid> {
+    let program = own_executable()?;
+    let start = LauncherStart { settings: settings.clone(), log: log.to_owned() };
+    let start = in_memory("caisson-launcher", &serde_json::to_vec(&start)?)?;
+    let stage = stage::Stage {
+        program: program.as_fd(),
+        arguments: &["launcher"],
+        descriptors: &[daemon, start.as_fd()],
+        namespaces: raw::CLONE_NEWPID | raw::CLONE_NEWNS,
+        before: &|| Ok(()),
+    };
+    // SAFETY: the supervisor has one thread.
+    unsafe { stage::start(&stage) }
+}
+
+/// Starts the daemon under its account, in a mount namespace where its folder can be reached.
+pub fn daemon_stage(
+    supervisor: &Supervisor,
+    control: BorrowedFd<'_>,
+    listeners: &[BorrowedFd<'_>],
+) -> io::Result<Pid> {
+    let program = own_executable()?;
+    let config = in_memory("caisson-daemon", &supervisor.daemon_config)?;
+    let mut descriptors = vec![control, config.as_fd()];
+    descriptors.extend(listeners);
+    let count = listeners.len().to_string();
+    let before = || match supervisor.account {
+        Some(account) => become_account(account, &supervisor.daemon_dir),
+        None => Ok(()),
+    };
+    let stage = stage::Stage {
+        program: program.as_fd(),
+        arguments: &["daemon", &count],
+        descriptors: &descriptors,
+        namespaces: 0,
+        before: &before,
+    };
+    // SAFETY: the supervisor has one thread.
+    unsafe { stage::start(&stage) }
+}
+
+/// In the daemon's process, still root: its folder at a path it can walk, then its account for good.
+fn become_account(account: Account, dir: &Path) -> io::Result<()> {
+    fs::create_dir_all(DAEMON_DIR)?;
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(None::<&str>, "/", None::<&str>, private, None::<&str>)?;
+    mount(Some(dir), DAEMON_DIR, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+    std::env::set_current_dir("/")?;
+    nix::unistd::setgroups(&[])?;
+    nix::unistd::setresgid(
+        Gid::from_raw(account.gid),
+        Gid::from_raw(account.gid),
+        Gid::from_raw(account.gid),
+    )?;
+    nix::unistd::setresuid(
+        Uid::from_raw(account.uid),
+        Uid::from_raw(account.uid),
+        Uid::from_raw(account.uid),
+    )?;
+    // A change of identity clears it, so only now: we are not to be outlived.
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
+    Ok(nix::sys::prctl::set_no_new_privs()?)
+}
+
+/// Makes the folders of a deployment. `data_dir` is walked by the daemon only where it is given a way.
+pub fn make_folders(data_dir: &Path, account: Option<Account>) -> io::Result<()> {
+    let launcher = data_dir.join("launcher");
+    let daemon = data_dir.join("daemon");
+    for dir in [&launcher, &daemon] {
+        fs::create_dir_all(dir)?;
+        fs::set_permissions(dir, Permissions::from_mode(0o700))?;
+    }
+    match account {
+        Some(account) => chown(&daemon, Some(account.uid), Some(account.gid)),
+        None => Ok(()),
+    }
+}
+
+/// Reads what a stage was given in memory.
+pub fn read_memory(file: OwnedFd) -> io::Result<Vec<u8>> {
+    let mut file = File::from(file);
+    file.rewind()?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn in_memory(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?;
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        rest = &rest[rustix::io::write(&file, rest)?..];
+    }
+    Ok(file)
+}
+
+fn own_executable() -> io::Result<File> {
+    File::open("/proc/self/exe")
+}

@@ -1,0 +1,102 @@
+//! Making processes: the launcher's forks, and the start of a sandbox's init.
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use nix::unistd::Pid;
+
+use super::raw;
+
+/// Which side of a fork this is.
+#[derive(Debug)]
+pub enum Fork {
+    Child,
+    Parent(Pid),
+}
+
+/// Copies this process.
+///
+/// # Safety
+/// This process must have one thread only: the child may then use everything its maker could. The launcher
+/// and the supervisor never start a second one.
+pub unsafe fn fork() -> io::Result<Fork> {
+    // SAFETY: the caller vouches for the single thread.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(Fork::Child),
+        pid => Ok(Fork::Parent(Pid::from_raw(pid))),
+    }
+}
+
+/// Copies this process into a new pid namespace and a new mount namespace; the child is pid 1 there.
+///
+/// # Safety
+/// As [`fork`].
+pub unsafe fn fork_as_first(flags: u64) -> io::Result<Fork> {
+    match raw::fork(flags | raw::SIGCHLD) {
+        Ok(0) => Ok(Fork::Child),
+        Ok(pid) => Ok(Fork::Parent(Pid::from_raw(pid as i32))),
+        Err(errno) => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+/// Bytes of stack for the moment between clone and exec.
+const START_STACK_BYTES: usize = 32 * 1024;
+
+struct InitStart {
+    socket: i32,
+    program: i32,
+}
+
+/// Starts `program` (a memfd) as pid 1 of the namespaces in `flags`, with `socket` as its descriptor 3.
+/// Its memory is never a copy of ours: the clone shares it, and we sleep until the exec.
+pub fn start_init(
+    flags: u64,
+    socket: BorrowedFd<'_>,
+    program: BorrowedFd<'_>,
+) -> io::Result<(Pid, OwnedFd)> {
+    let start = InitStart { socket: socket.as_raw_fd(), program: program.as_raw_fd() };
+    let mut stack = vec![0_u128; START_STACK_BYTES / 16];
+    let top = stack.as_mut_ptr_range().end.cast::<c_void>();
+    let mut pidfd: libc::c_int = -1;
+    let flags = flags as libc::c_int | libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
+    let argument = std::ptr::from_ref(&start).cast_mut().cast::<c_void>();
+    // SAFETY: the child runs `begin` on a stack of its own that outlives it, since CLONE_VFORK returns here
+    // only after its exec or exit; `begin` makes raw calls only; `pidfd` is where CLONE_PIDFD writes.
+    let pid = unsafe { libc::clone(begin, top, flags, argument, std::ptr::from_mut(&mut pidfd)) };
+    if pid < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just put this descriptor into our table and nobody else knows it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    Ok((Pid::from_raw(pid), pidfd))
+}
+
+/// In the new namespaces, on borrowed memory: straight to the exec.
+extern "C" fn begin(argument: *mut c_void) -> libc::c_int {
+    /// Above the numbers that are about to be assigned.
+    const PARKED: i32 = 64;
+    // SAFETY: `start_init` passes its own `InitStart`, alive while it sleeps.
+    let start = unsafe { &*argument.cast::<InitStart>() };
+    let ready = || -> raw::Answer<i32> {
+        let program = raw::dup_above(start.program, PARKED)?;
+        let socket = raw::dup_above(start.socket, PARKED)?;
+        raw::dup3(socket, 3, 0)?;
+        // The namespace's id maps are not written yet: without ambient capabilities the exec, under an
+        // unmapped uid, would lose what init needs in its own namespaces.
+        raw::raise_ambient()?;
+        raw::unblock_signals()?;
+        Ok(program)
+    };
+    if let Ok(program) = ready() {
+        let mut space = [0_usize; 2];
+        if let Some(arguments) = raw::Pointers::collect(&[c"caisson-init"], &mut space) {
+            let mut none = [0_usize; 1];
+            if let Some(environment) = raw::Pointers::collect(&[], &mut none) {
+                raw::execve_fd(program, &arguments, &environment);
+            }
+        }
+    }
+    raw::exit(127)
+}
