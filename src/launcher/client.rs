@@ -1,10 +1,10 @@
 //! The async handle that the daemon holds on the launcher.
 //!
-//! One task reads the launcher's packets and hands each to whom it belongs; a second task, holding a weak
-//! view only, is not needed: requests are written directly, the socket's buffer being the queue.
+//! One task reads the launcher's packets and hands each to whom it belongs, and writes what did not fit into
+//! the socket at once: requests keep their order, and an end is never lost because the launcher is busy.
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::net::RecvFlags;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 
 use crate::launcher::plan::{
     Attestation, End, HELLO_BYTES_MAX, LaunchPlan, REPLY_BYTES, Reply, Request, SandboxId, SpaceId, Step,
@@ -76,12 +76,16 @@ struct Shared {
     state: Mutex<State>,
     /// What the launcher of the day reported about itself; replaced when a new one comes.
     hello: watch::Sender<Option<Arc<Hello>>>,
+    /// Something waits in the outbox.
+    unsent: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     socket: Option<Arc<AsyncFd<OwnedFd>>>,
     seq: u64,
+    /// What the socket had no room for. Bounded by the sandboxes and launches there can be.
+    outbox: VecDeque<Request>,
     launches: HashMap<u64, oneshot::Sender<Result<Sandbox, LaunchError>>>,
     deletions: HashMap<u64, oneshot::Sender<io::Result<()>>>,
     live: HashMap<SandboxId, watch::Sender<Option<End>>>,
@@ -91,7 +95,7 @@ impl Client {
     /// A handle without a launcher yet: launches answer [`LaunchError::Gone`] until [`Client::attach`].
     pub fn new() -> Client {
         let (hello, _) = watch::channel(None);
-        Client { shared: Arc::new(Shared { state: Mutex::new(State::default()), hello }) }
+        Client { shared: Arc::new(Shared { state: Mutex::new(State::default()), hello, unsent: Notify::new() }) }
     }
 
     /// Takes a connected socket of a launcher and serves it until that launcher is gone. Must run inside the
@@ -102,7 +106,10 @@ impl Client {
         let hello = Self::read_hello(&socket).await?;
         self.lock().socket = Some(Arc::clone(&socket));
         self.shared.hello.send_replace(Some(Arc::new(hello)));
-        let result = self.read_replies(&socket).await;
+        let result = tokio::select! {
+            read = self.read_replies(&socket) => read,
+            written = self.write_unsent(&socket) => written,
+        };
         self.forget_launcher();
         result
     }
@@ -125,12 +132,10 @@ impl Client {
     /// Asks for a sandbox and waits for it.
     pub async fn launch(&self, plan: LaunchPlan) -> Result<Sandbox, LaunchError> {
         let (answer, waiting) = oneshot::channel();
-        let seq = self
-            .send(|seq, state| {
-                state.launches.insert(seq, answer);
-                Request::Launch { seq, plan }
-            })
-            .inspect_err(|error| tracing::debug!(%error, "launch request not sent"))?;
+        let seq = self.send(|seq, state| {
+            state.launches.insert(seq, answer);
+            Request::Launch { seq, plan }
+        })?;
         match tokio::time::timeout(ANSWER_TIMEOUT, waiting).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(LaunchError::Gone),
@@ -168,12 +173,45 @@ impl Client {
         state.seq += 1;
         let seq = state.seq;
         let request = build(seq, &mut state);
-        let sent = packet::send(socket.get_ref(), &request.encode(), &[]);
-        if sent.is_err() {
-            state.launches.remove(&seq);
-            state.deletions.remove(&seq);
+        let sent = if state.outbox.is_empty() {
+            packet::send(socket.get_ref(), &request.encode(), &[])
+        } else {
+            Err(io::Error::from(io::ErrorKind::WouldBlock))
+        };
+        match sent {
+            Ok(()) => Ok(seq),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                state.outbox.push_back(request);
+                self.shared.unsent.notify_one();
+                Ok(seq)
+            }
+            Err(error) => {
+                state.launches.remove(&seq);
+                state.deletions.remove(&seq);
+                Err(LaunchError::Io(error))
+            }
         }
-        sent.map(|()| seq).map_err(LaunchError::Io)
+    }
+
+    /// Writes the outbox as the socket takes it, for as long as this launcher lives.
+    async fn write_unsent(&self, socket: &AsyncFd<OwnedFd>) -> io::Result<()> {
+        loop {
+            self.shared.unsent.notified().await;
+            while !self.lock().outbox.is_empty() {
+                let mut ready = socket.writable().await?;
+                let written = ready.try_io(|inner| {
+                    let mut state = self.lock();
+                    while let Some(request) = state.outbox.front() {
+                        packet::send(inner.get_ref(), &request.encode(), &[])?;
+                        state.outbox.pop_front();
+                    }
+                    Ok(())
+                });
+                if let Ok(result) = written {
+                    result?;
+                }
+            }
+        }
     }
 
     async fn read_hello(socket: &AsyncFd<OwnedFd>) -> io::Result<Hello> {
@@ -248,6 +286,7 @@ impl Client {
         let mut state = self.lock();
         state.socket = None;
         state.seq = 0;
+        state.outbox.clear();
         let launches = std::mem::take(&mut state.launches);
         let deletions = std::mem::take(&mut state.deletions);
         let live = std::mem::take(&mut state.live);

@@ -51,6 +51,8 @@ const SANDBOXES_MAX: usize = 4096;
 const WAITING_MAX: usize = 1024;
 /// How long the end may take before the kernel does the rest.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the daemon may leave its socket unread before everything ends.
+const DAEMON_WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Waits between tries to remove a group whose last process is still dying.
 const REMOVE_WAIT: Duration = Duration::from_millis(20);
 
@@ -107,6 +109,8 @@ enum Stage {
 struct Order {
     seq: u64,
     plan: LaunchPlan,
+    /// It has been tried once, by a zygote that died over it.
+    retried: bool,
 }
 
 /// Running state of the loop.
@@ -177,6 +181,11 @@ impl Launcher {
         mask.thread_block()?;
         let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        rustix::net::sockopt::set_socket_timeout(
+            &self.daemon,
+            rustix::net::sockopt::Timeout::Send,
+            Some(DAEMON_WRITE_TIMEOUT),
+        )?;
         let mut state = Loop {
             own_namespaces: release::own_namespaces(),
             launcher: self,
@@ -342,7 +351,7 @@ impl Loop {
 
     fn on_request(&mut self, request: Request) {
         match request {
-            Request::Launch { seq, plan } => self.on_launch(Order { seq, plan }),
+            Request::Launch { seq, plan } => self.on_launch(Order { seq, plan, retried: false }),
             Request::End { sandbox, .. } => self.end_sandbox(sandbox.0),
             Request::DeleteSpace { seq, space } => self.delete_space(seq, space),
         }
@@ -624,8 +633,26 @@ impl Loop {
             _ => Some(StepError { step: Step::MoveIn, source: rustix::io::Errno::CHILD.into() }),
         };
         match failed {
-            Some(error) => self.fail(id, &error),
+            Some(error) => self.fail_or_retry(id, &error),
             None => self.verify_and_release(id),
+        }
+    }
+
+    /// A zygote that died with a job in its hands is no fault of the job: a new shell, once.
+    fn fail_or_retry(&mut self, id: u64, error: &StepError) {
+        let silent = error.step == Step::MoveIn
+            && error.source.raw_os_error() == Some(rustix::io::Errno::CHILD.raw_os_error());
+        let retry = self.entries.get(&id).and_then(|entry| match &entry.stage {
+            Stage::Confining { order, .. } if silent && !order.retried => Some(*order),
+            _ => None,
+        });
+        match retry {
+            Some(order) => {
+                tracing::warn!(sandbox = id, "interpreter ended before it was confined; trying once more");
+                self.kill(id);
+                self.on_launch(Order { retried: true, ..order });
+            }
+            None => self.fail(id, error),
         }
     }
 
@@ -645,6 +672,7 @@ impl Loop {
                     return;
                 };
                 entry.announced = true;
+                entry.shell.furnish();
                 self.guests.insert(guest, id);
                 let let_go = rustix::io::write(&ends.release, b"g").map_err(io::Error::from);
                 if let Err(source) = let_go {

@@ -183,6 +183,13 @@ impl Shell {
         Ok(())
     }
 
+    /// An interpreter has moved in: what only a move needs is closed.
+    pub fn furnish(&mut self) {
+        self.namespaces.clear();
+        self.ruleset = None;
+        self.leaf.join.clear();
+    }
+
     /// Ends init, and with it every process of the sandbox.
     pub fn kill(&self) {
         // Gone already is what we want.
