@@ -1,0 +1,590 @@
+"""Runs cells inside a sandbox and speaks the line protocol of `src/harness/mod.rs`.
+
+Descriptors: 0 /dev/null, 1 and 2 capture pipes, 3 requests, 4 events. Two ways in: run as a script by a fresh
+exec, or loaded by `zygote.py`, which calls `prepare()` once and `serve()` in every forked child.
+
+Nothing here defends against the guest: it shares this process and may forge whatever it likes, and the daemon
+takes every frame for guest text. What the code does defend against is mistakes: cells that close descriptors,
+replace modules, patch `os` or `json`, set traces and limits. So everything it calls later is held from import.
+"""
+
+import builtins
+import errno
+import io
+import json
+import linecache
+import os
+import select
+import sys
+import traceback
+import types
+from _ast import Expr, Expression
+
+REQUESTS, EVENTS = 3, 4
+GONE = (errno.EBADF, errno.EPIPE, errno.EINVAL)
+ORDER_ENTRIES_MAX = 10_000
+# Control characters grow sixfold in JSON: these keep a frame below 16 MiB and still let the daemon see that a
+# text passed its cap of 2,000,000 characters.
+RESULT_CHARS_MAX = 2_100_000
+EVALUE_CHARS_MAX = 400_000
+TRACEBACK_CHARS_MAX = 1_000_000
+CUT = "\n[cut by the harness: %d characters left out]"
+
+ONLY_AST, TOP_LEVEL_AWAIT = 0x400, 0x2000  # ast.PyCF_*: the module `ast` itself is not needed
+FUTURES = 0x1FE0000  # CO_FUTURE_* of every supported version
+COROUTINE = 0x80  # CO_COROUTINE
+HERE = (lambda: 0).__code__.co_filename
+OWN_ENTRIES = ("evaluate", "drive")  # what cell code is called from
+
+_read, _write, _exit, _getpid, _chdir = os.read, os.write, os._exit, os.getpid, os.chdir
+_poll, _scan, _quote = select.poll, json.JSONDecoder().scan_once, json.encoder.encode_basestring
+_print, _compile, _eval, _repr, _str = builtins.print, compile, eval, repr, str
+_settrace, _gettrace, _setprofile, _getprofile = sys.settrace, sys.gettrace, sys.setprofile, sys.getprofile
+_getlimit, _setlimit = sys.getrecursionlimit, sys.setrecursionlimit
+_TracebackException, _linecache = traceback.TracebackException, linecache
+
+
+# --- output -------------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Which stream this interpreter wrote how many bytes to, in order."""
+
+    def __init__(self):
+        self.entries = []
+        self.muted = False  # while warming: the calls are made, with no bytes
+
+    def note(self, key, size):
+        entries = self.entries
+        if entries and entries[-1][0] == key:
+            entries[-1][1] += size
+        elif len(entries) <= ORDER_ENTRIES_MAX:
+            entries.append([key, size])
+
+    def take(self):
+        """The list as JSON, or None when it grew too long to be sent. Starts over."""
+        entries, self.entries = self.entries, []
+        if len(entries) > ORDER_ENTRIES_MAX:
+            return None
+        return "[" + ",".join(['["%s",%d]' % (key, size) for key, size in entries]) + "]"
+
+
+def write_all(fd, data):
+    """Writes everything, waiting where a cell has made the pipe non-blocking."""
+    sent, size = 0, len(data)
+    while sent < size:
+        try:
+            sent += _write(fd, data[sent:] if sent else data)
+        except BlockingIOError:
+            wait_for(fd, select_out)
+
+
+def wait_for(fd, event):
+    poll = _poll()
+    poll.register(fd, event)
+    poll.poll()
+
+
+select_in, select_out = select.POLLIN, select.POLLOUT
+
+
+class Pipe(io.BufferedIOBase):
+    """The binary layer of a stream: unbuffered, so that child processes and C code fall in place."""
+
+    def __init__(self, fd, key, mode_name, recorder):
+        self._fd, self._key, self.name, self._recorder = fd, key, mode_name, recorder
+
+    mode = "wb"
+
+    def write(self, data):
+        if self.closed:
+            raise ValueError("write to closed file")
+        if type(data) is not bytes:
+            data = memoryview(data).tobytes()
+        recorder = self._recorder
+        if recorder.muted:
+            _write(self._fd, b"")
+            return len(data)
+        try:
+            sent = _write(self._fd, data)
+        except BlockingIOError:
+            sent = 0
+        recorder.note(self._key, sent)
+        if sent != len(data):
+            rest = memoryview(data)[sent:]
+            write_all(self._fd, rest)
+            recorder.note(self._key, len(rest))
+        return len(data)
+
+    def fileno(self):
+        return self._fd
+
+    def isatty(self):
+        return False
+
+    def writable(self):
+        return True
+
+    @property
+    def raw(self):
+        return self
+
+
+class Text(io.TextIOWrapper):
+    """`sys.stdout` and `sys.stderr` of a cell. A type of its own so that `print` below can know it."""
+
+    mode = "w"
+
+
+def new_stream(fd, key, name, recorder):
+    pipe = Pipe(fd, key, name, recorder)
+    return Text(pipe, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True)
+
+
+def one_write_print(*args, sep=None, end=None, file=None, flush=False):
+    # The built-in makes a write call for the text and one for the newline. Streams here are unbuffered, so that
+    # would be two system calls and two wake-ups of the daemon a line; everything unusual goes to the built-in.
+    if file is None and (sep is None or type(sep) is str) and (end is None or type(end) is str):
+        out = sys.stdout
+        if type(out) is Text:
+            if len(args) == 1:
+                line = _str(args[0])
+            else:
+                line = (" " if sep is None else sep).join([_str(arg) for arg in args])
+            out.write(line + ("\n" if end is None else end))
+            if flush:
+                out.flush()
+            return
+    _print(*args, sep=sep, end=end, file=file, flush=flush)
+
+
+def unbuffer_c_stdio():
+    """Makes C's stdout unbuffered: behind a pipe, printf of an extension would show up at exit or never."""
+    try:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        io_nbf = 2
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, io_nbf, ctypes.c_size_t(0))
+    except (ImportError, OSError, ValueError, AttributeError):
+        pass  # another libc: such output is late then, and not lost to the rest of the cell
+
+
+# --- text for frames ----------------------------------------------------------------------------------------------
+
+
+def clean(text, limit):
+    """Fit for a frame: really a str, not too long, no lone surrogates."""
+    if type(text) is not str:
+        text = str.__str__(text)
+    if len(text) > limit:
+        text = text[:limit] + CUT % (len(text) - limit)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def safe_str(value):
+    try:
+        return clean(_str(value), EVALUE_CHARS_MAX)
+    except BaseException:
+        return "<unprintable %s object>" % type.__dict__["__name__"].__get__(type(value))
+
+
+def exit_code_text(exc):
+    code = exc.code
+    return "0" if code is None else safe_str(code)
+
+
+def strip_own_frames(report):
+    """Takes the harness out of a TracebackException, its causes, contexts and groups included."""
+    seen, todo = set(), [report]
+    while todo:
+        each = todo.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if each.stack is not None:
+            first = 0
+            for index, frame in enumerate(each.stack):
+                if frame.filename == HERE and frame.name in OWN_ENTRIES:
+                    first = index + 1  # what lies before is ours, or the event loop's
+            kept = [frame for frame in each.stack[first:] if frame.filename != HERE]
+            each.stack[:] = kept
+            if not kept and sys.version_info >= (3, 10):
+                each.stack = None  # no header without a frame below it
+        todo += [each.__cause__, each.__context__]
+        todo += getattr(each, "exceptions", None) or []
+
+
+def traceback_chunks(exc, name, evalue):
+    try:
+        report = _TracebackException(type(exc), exc, exc.__traceback__)
+        strip_own_frames(report)
+        chunks = [chunk.rstrip("\n") for chunk in report.format()]
+    except BaseException:
+        chunks = []  # a __str__ or a source line that fights back, or no memory left
+    return cut_middle(chunks) or ["%s: %s" % (name, evalue) if evalue else name]
+
+
+def cut_middle(chunks):
+    if sum(map(len, chunks)) <= TRACEBACK_CHARS_MAX:
+        return [clean(chunk, EVALUE_CHARS_MAX) for chunk in chunks]
+    keep = 40
+    cut = chunks[:keep] + ["[…]"] + chunks[-keep:] if len(chunks) > 2 * keep else chunks
+    return [clean(chunk, TRACEBACK_CHARS_MAX // (2 * keep + 1)) for chunk in cut]
+
+
+def describe(exc):
+    """The `error` object of a frame, as JSON."""
+    name = clean(type.__dict__["__name__"].__get__(type(exc)), 1000)
+    if isinstance(exc, SystemExit):
+        evalue = exit_code_text(exc)
+        chunks = ["%s: %s" % (name, evalue)]
+    else:
+        evalue = safe_str(exc)
+        chunks = traceback_chunks(exc, name, evalue)
+    lines = ",".join([_quote(chunk) for chunk in chunks])
+    return '{"ename":%s,"evalue":%s,"traceback":[%s]}' % (_quote(name), _quote(evalue), lines)
+
+
+# --- cells --------------------------------------------------------------------------------------------------------
+
+
+class Session:
+    """One interpreter's line of cells."""
+
+    def __init__(self):
+        self.recorder = Recorder()
+        self.stdout = new_stream(1, "o", "<stdout>", self.recorder)
+        self.stderr = new_stream(2, "e", "<stderr>", self.recorder)
+        self.main = types.ModuleType("__main__")
+        self.main.__builtins__ = builtins
+        self.cells = 0
+        self.flags = 0  # `from __future__` of earlier cells
+        self.shown = self  # the value this harness last bound to `_`; itself: none yet
+        self.loop = None
+        self.calmed = None, None, _getlimit()
+        self.pid = _getpid()
+
+    def install(self):
+        """Makes this process look like an interactive session that has not begun."""
+        sys.modules["__main__"] = self.main
+        sys.stdout = sys.__stdout__ = self.stdout
+        sys.stderr = sys.__stderr__ = self.stderr
+        sys.argv = [""]
+        one_write_print.__name__ = one_write_print.__qualname__ = "print"
+        one_write_print.__module__ = "builtins"
+        one_write_print.__doc__ = _print.__doc__
+        builtins.print = one_write_print
+        if "" not in sys.path:
+            sys.path.insert(0, "")
+
+    def repair(self):
+        """Streams that a cell closed or detached come back; ones it replaced on purpose stay."""
+        recorder = self.recorder
+        if is_closed(self.stdout):
+            self.stdout = sys.__stdout__ = new_stream(1, "o", "<stdout>", recorder)
+        if is_closed(self.stderr):
+            self.stderr = sys.__stderr__ = new_stream(2, "e", "<stderr>", recorder)
+        if sys.stdout is not self.stdout and is_closed(sys.stdout):
+            sys.stdout = self.stdout
+        if sys.stderr is not self.stderr and is_closed(sys.stderr):
+            sys.stderr = self.stderr
+        if is_closed(sys.stdin):  # exit() closes it
+            try:
+                sys.stdin = open(0, encoding="utf-8", closefd=False)
+            except OSError:
+                sys.stdin = io.StringIO()
+
+    def flush(self):
+        flush(self.stdout)
+        flush(self.stderr)
+        if sys.stdout is not self.stdout:
+            flush(sys.stdout)
+        if sys.stderr is not self.stderr:
+            flush(sys.stderr)
+
+    def cell(self, code):
+        """Runs one cell. Returns its result and its error, both as JSON."""
+        self.repair()
+        self.cells += 1
+        name = "<cell %d>" % self.cells
+        # A modification time of None keeps linecache.checkcache away.
+        _linecache.cache[name] = (len(code), None, [line + "\n" for line in code.split("\n")], name)
+        return self.run(code, name, self.main.__dict__)
+
+    def run(self, code, name, names):
+        result, error = "null", "null"
+        try:
+            rouse(*self.calmed)
+            value = self.evaluate(code, name, names)
+            if value is not None:
+                result = _quote(clean(_repr(value), RESULT_CHARS_MAX))
+                self.bind_underscore(names, value)
+            self.calmed = calm()
+        except BaseException as exc:
+            self.calmed = calm()
+            if _getpid() != self.pid:
+                self.leave_fork(exc)
+            result, error = "null", describe(exc)
+        if _getpid() != self.pid:
+            self.leave_fork(None)
+        return result, error
+
+    def evaluate(self, code, name, names):
+        """Runs the statements, then evaluates a last expression; None if there is none."""
+        flags = self.flags | TOP_LEVEL_AWAIT
+        tree = _compile(code, name, "exec", flags | ONLY_AST, True)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], Expr) else None
+        parts = []
+        if tree.body:
+            parts.append(_compile(tree, name, "exec", flags, True))
+            self.flags |= parts[0].co_flags & FUTURES
+        if last is not None:
+            parts.append(_compile(Expression(last.value), name, "eval", self.flags | TOP_LEVEL_AWAIT, True))
+        value = None
+        if any([part.co_flags & COROUTINE for part in parts]):
+            value = self.evaluate_awaiting(parts, names)
+        else:
+            for part in parts:
+                value = _eval(part, names)
+        return value if last is not None else None
+
+    def evaluate_awaiting(self, parts, names):
+        """The same inside an event loop, which stays for the session's next awaiting cell."""
+        import asyncio
+
+        async def drive():
+            value = None
+            for part in parts:
+                value = _eval(part, names)
+                if part.co_flags & COROUTINE:
+                    value = await value
+            return value
+
+        if self.loop is None or self.loop.is_closed():
+            self.loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self.loop)
+        return self.loop.run_until_complete(drive())
+
+    def bind_underscore(self, names, value):
+        # A name the user gave to something of his own (gettext's `_`, a loop's) is left alone.
+        if "_" not in names or names["_"] is self.shown:
+            names["_"] = self.shown = value
+
+    def warm(self, code):
+        """Evaluates like a cell, in a namespace that is thrown away and with no bytes written."""
+        flags, shown, self.recorder.muted = self.flags, self.shown, True
+        try:
+            self.run(code, "<warm>", {"__name__": "__main__", "__builtins__": builtins})
+            self.flush()
+        finally:
+            self.flags, self.shown, self.recorder.muted = flags, shown, False
+            self.recorder.take()
+
+    def leave_fork(self, exc):
+        """A child that user code forked came back from its cell: it ends as a script would, without a frame."""
+        status = 0
+        try:
+            if isinstance(exc, SystemExit):
+                status = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+            elif exc is not None:
+                status = 1
+                name = type(exc).__name__
+                self.stderr.write("\n".join(traceback_chunks(exc, name, safe_str(exc))) + "\n")
+            self.flush()
+        finally:
+            _exit(status & 0xFF)
+
+
+def is_closed(stream):
+    try:
+        return stream is None or stream.closed
+    except ValueError:  # detached
+        return True
+    except AttributeError:  # a user's own object with nothing but write()
+        return False
+
+
+def flush(stream):
+    try:
+        stream.flush()
+    except BaseException:
+        pass  # closed, detached, or its descriptor is gone: what could be written has been
+
+
+def calm():
+    """Takes a cell's trace, profile and small recursion limit away while the harness works."""
+    trace, profile, limit = _gettrace(), _getprofile(), _getlimit()
+    if trace is not None:
+        _settrace(None)
+    if profile is not None:
+        _setprofile(None)
+    if limit < 500:
+        _setlimit(1000)
+    return trace, profile, limit
+
+
+def rouse(trace, profile, limit):
+    if limit < 500:
+        try:
+            _setlimit(limit)
+        except RecursionError:
+            pass
+    if profile is not None:
+        _setprofile(profile)
+    if trace is not None:
+        _settrace(trace)
+
+
+# --- protocol -----------------------------------------------------------------------------------------------------
+
+
+class Requests:
+    """Request lines from descriptor 3."""
+
+    def __init__(self):
+        self.parts = [b""]  # read so far; kept here, so that an exception in the middle loses nothing
+
+    def next(self):
+        """The next request, or None at the end of the session."""
+        while True:
+            line = self.line()
+            if line is None:
+                return None
+            try:
+                request = _scan(line.decode("utf-8", "surrogatepass"), 0)[0]
+            except (ValueError, StopIteration):
+                continue  # a cell read from the pipe and left a half
+            if type(request) is dict:
+                return request
+
+    def line(self):
+        parts = self.parts
+        while b"\n" not in parts[-1]:
+            try:
+                data = _read(REQUESTS, 1 << 16)
+            except BlockingIOError:
+                wait_for(REQUESTS, select_in)
+                continue
+            except OSError as exc:
+                if exc.errno in GONE:
+                    return None
+                raise  # a guest's signal handler may well raise TimeoutError, which is an OSError
+            if not data:
+                return None
+            parts.append(data)
+        line, _, rest = b"".join(parts).partition(b"\n")
+        self.parts = [rest]
+        return line
+
+
+def answer(session, request):
+    """Carries out one request. Returns its `done` frame."""
+    result, error, refused = "null", "null", ""
+    setup, warm, code = request.get("setup"), request.get("warm"), request.get("code")
+    session.recorder.take()
+    if type(setup) is dict and type(setup.get("cwd")) is str:
+        refused = enter(setup["cwd"])
+    if not refused:
+        if type(warm) is str:
+            session.warm(warm)
+        if type(code) is str:
+            result, error = session.cell(code)
+    session.flush()
+    order = session.recorder.take()
+    return done(request, result, error, ("" if order is None else ',"order":' + order) + refused)
+
+
+def done(request, result, error, more):
+    nonce = _quote(clean(_str(request.get("nonce")), 200))
+    frame = '{"nonce":%s,"event":"done","result":%s,"error":%s%s}\n' % (nonce, result, error, more)
+    return frame.encode("utf-8", "replace")
+
+
+def send(frame):
+    try:
+        write_all(EVENTS, frame)
+    except OSError as exc:
+        if exc.errno in GONE:
+            _exit(0)  # the daemon left, or a cell closed descriptor 4: nobody can be answered any more
+        raise
+
+
+def enter(cwd):
+    try:
+        _chdir(cwd)
+        return ""
+    except (OSError, ValueError) as exc:
+        return ',"refused":{"what":"cwd","errno":%d}' % (getattr(exc, "errno", None) or 22)
+
+
+def own_descriptors():
+    for fd in (REQUESTS, EVENTS):
+        try:
+            os.set_inheritable(fd, False)
+        except OSError:
+            _exit(70)
+
+
+def add_user_site():
+    """`pip install --user` of earlier sessions. Interpreters start with -s, so that a zygote never reads a HOME."""
+    import site
+
+    try:
+        site.addsitedir(site.getusersitepackages())
+    except BaseException:
+        flush(sys.stderr)  # a broken .pth file of the guest's own
+
+
+_session = None
+
+
+def prepare():
+    """Everything that does not depend on a request. A zygote does this once, before it forks."""
+    global _session
+    if _session is None:
+        _session = Session()
+        _session.install()
+        unbuffer_c_stdio()
+    return _session
+
+
+def serve():
+    """Answers requests until the daemon closes descriptor 3. Never returns."""
+    session = prepare()
+    session.pid = _getpid()
+    own_descriptors()
+    add_user_site()
+    requests = Requests()
+    while True:
+        request = insist(session, requests.next)
+        if request is None:
+            _exit(0)
+        frame = insist(session, answer, session, request)
+        insist(session, send, frame)
+
+
+def insist(session, step, *args):
+    """Takes a step of the loop whatever a signal handler that a cell left behind raises in it."""
+    while True:
+        try:
+            return step(*args)
+        except BaseException as exc:
+            complain(session, exc)
+            if step is answer:  # the cell ran, or part of it: it must not run twice
+                step, args = done, (args[1], "null", describe(exc), "")
+
+
+def complain(session, exc):
+    try:
+        session.stderr.write("\n".join(traceback_chunks(exc, type(exc).__name__, safe_str(exc))) + "\n")
+    except BaseException:
+        pass
+
+
+if __name__ == "__main__":
+    serve()
