@@ -299,5 +299,146 @@ class Python(Case):
         self.ok("import os; [os.get_inheritable(fd) for fd in range(5)]", result="[True, True, True, False, False]")
 
 
+class JavaScript(Case):
+    argv = JS_ARGV
+
+    def test_output_and_order(self):
+        got = self.ok("console.log('é', 1); console.error('e'); process.stdout.write('x')", "é 1\nx")
+        self.assertEqual(got["stderr"], "e\n")
+        self.assertEqual(got["order"], [["o", 5], ["e", 2], ["o", 1]])
+        self.ok("process.stdout.isTTY === undefined && process.stdout.fd", result="1")
+        self.ok("await new Promise((r) => process.stdout.write('cb', r)); 1", "cb", "1")
+        self.ok("await new Promise((r) => process.stdout.write(Buffer.from('cb'), r)); 1", "cb", "1")
+        self.ok("const w = process.stdout.write; let cap = ''; process.stdout.write = (t) => { cap += t; return true }; console.log('in'); process.stdout.write = w; cap", "", "'in\\n'")
+        self.ok("process.stdout.end('last\\n'); 1", "last\n")
+        self.ok("console.log('again'); console.table([{a: 1}]); console.dir(1)")
+
+    def test_results(self):
+        self.ok("globalThis.n = 41", "", "41")
+        for code in ("undefined", "const x = 1", "function f() { return 7 }", "class A {}", "", "// nothing", "if (0) {}"):
+            self.assertIsNone(self.ok(code)["result"], code)
+        self.ok("const x = 2; x + f()", result="9")
+        self.ok("new A()", result="A {}")
+        self.ok("'s'", result="'s'")
+        self.ok("[-0, NaN, 5n, Symbol('q'), null]", result="[ -0, NaN, 5n, Symbol(q), null ]")
+        for code, result in (("-0", "-0"), ("5n", "5n"), ("Symbol('q')", "Symbol(q)"), ("null", "null"), ("({a: 1})", "{ a: 1 }"), ("f", "[Function: f]"), ("Promise.resolve(3)", "Promise { 3 }"), ("true", "true")):
+            self.ok(code, result=result)
+
+    def test_names_are_declared_anew(self):
+        self.ok("const c = 1; let l = 1; var v = 1; class K {}")
+        self.ok("const c = 2; let l = 2; var v = 2; class K { x = 1 }\n[c, l, v, new K().x]", result="[ 2, 2, 2, 1 ]")
+        self.ok("const { a, b: [d] } = { a: 3, b: [4] }; a + d", result="7")
+
+    def test_top_level_await_and_modules(self):
+        self.ok("const y = await Promise.resolve(5); y", result="5")
+        self.ok("const fs2 = require('fs'); const { join } = await import('path'); typeof fs2.readFileSync + join('a', 'b')", result="'functiona/b'")
+        self.ok("const os = require('os'); os.cpus().length > 0", result="true")
+        self.ok("const s = `import(${(await import('node:url')).URL.name})`; s + \"import('x')\" /* import('y') */", result="\"import(URL)import('x')\"")
+        self.ok("const re = /import\\('(/.source.length; re" if 0 else "/imp[/]ort\\(/.test('imp/ort(') && 4 / 2 / (await import('os')).cpus().length > 0", result="true")
+        self.ok("async function lazy() { return (await import('util')).inspect(1) }\nawait lazy()", result="'1'")
+        self.ok("await new Promise((r) => setTimeout(r, 20)); for await (const z of [1]) console.log(z)", "1\n")
+        self.ok("require.main === module", result="true")
+        self.ok("typeof path.join", result="'function'")
+
+    def test_modules_of_the_working_directory(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in (("a.js", "module.exports = 6"), ("b.mjs", "export default 7"), ("node_modules/dep/index.js", "exports.q = 8")):
+                os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+                with open(os.path.join(folder, name), "w") as out:
+                    out.write(text)
+            got = self.h.call("[require('./a'), (await import('./b.mjs')).default, require('dep').q, (await import('dep')).q]", setup={"cwd": folder})
+            self.assertEqual(got["result"], "[ 6, 7, 8, 8 ]", got)
+        got = self.h.call("console.log(1)", setup={"cwd": "/no/such"})
+        self.assertEqual((got["refused"], got["stdout"]), ({"what": "cwd", "errno": 2}, ""))
+
+    def test_errors(self):
+        self.ok("function deep() {\n  throw new RangeError('far') }")
+        got = self.fails("deep()", "RangeError", "far")
+        self.assertEqual(got["error"]["traceback"][0], "RangeError: far")
+        self.assertIn("at deep (evalmachine.<anonymous>:2:9)", got["error"]["traceback"][1])
+        self.assertNotIn("inspector", "\n".join(got["error"]["traceback"]))
+        got = self.fails("const ok = 1\nlet let = 2", "SyntaxError")
+        self.assertIn("evalmachine.<anonymous>:2", got["error"]["traceback"][0])
+        self.fails("throw 'text'", "Error", "'text'")
+        self.fails("throw null", "Error", "null")
+        self.fails("throw undefined", "Error", "undefined")
+        self.fails("class My extends Error { name = 'My' }\nthrow new My('m')", "My", "m")
+        self.fails("const o = { [require('util').inspect.custom]() { throw new TypeError('no') } }; o", "TypeError", "no")
+        self.fails("function r() { return r() }\nr()", "RangeError")
+        self.fails("throw Object.defineProperty(new Error('x'), 'message', { get() { throw 1 } })", "Error", "")
+        got = self.fails("throw new Error('top', { cause: new Error('below') })", "Error", "top")
+        self.assertIn("below", "\n".join(got["error"]["traceback"]))
+        self.fails("await Promise.any([Promise.reject(new Error('one'))])", "AggregateError")
+        self.fails("require('no-such-module')", "Error")
+        self.fails("await import('no-such-module')", "Error")
+        self.ok("1", result="1")
+
+    def test_what_nobody_caught(self):
+        self.fails("Promise.reject(new TypeError('lost')); 1", "TypeError", "lost")
+        self.fails("(async () => { await null; throw new Error('soon') })()", "Error", "soon")
+        self.ok("const p = Promise.reject(new Error('later')); p.catch(() => {}); 2", result="2")
+        self.fails("await new Promise(() => setTimeout(() => { throw new Error('timer') }, 5))", "Error", "timer")
+        import time
+
+        self.ok("setTimeout(() => { throw new Error('between') }, 5); setTimeout(() => Promise.reject(new Error('cells')), 6)")
+        time.sleep(0.2)
+        got = self.ok("await new Promise((r) => setTimeout(r, 50)); 3", result="3")
+        self.ok("4", result="4")
+        del got
+
+    def test_timers_run_between_cells(self):
+        import time
+
+        self.ok("setTimeout(() => { globalThis.ran = true }, 5); 1", "", "1")
+        time.sleep(0.1)
+        self.ok("ran", result="true")
+
+    def test_surrogates_bytes_and_lengths(self):
+        self.ok("({ toString() { return 1 }, [require('util').inspect.custom]() { return 'a\\ud800b' } })", result="a\ufffdb")
+        self.fails("throw new Error('a\\ud800b')", "Error", "a\ufffdb")
+        self.ok("console.log('a\\ud800b')", "a\ufffdb\n")
+        self.assertLess(len(self.ok("'\\0'.repeat(4e6)")["result"]), 2_200_000)
+        self.assertEqual(len(self.ok("console.log('x'.repeat(3e6))")["stdout"]), 3_000_001)
+        self.assertEqual(len(self.ok("for (let i = 0; i < 20000; i++) console.log('row ' + String(i).padStart(5, '0'))")["stdout"]), 200_000)
+        self.assertNotIn("order", self.ok("for (let i = 0; i < 6000; i++) { console.log(1); console.error(1) }"))
+
+    def test_warming_leaves_no_trace(self):
+        got = self.h.call(warm="console.log('w'); const wx = 1; wx")
+        self.assertEqual((got["stdout"], got["result"], got["error"], got["order"]), ("", None, None, []))
+        self.ok("typeof wx", result="'undefined'")
+        self.ok("console.log(1)", "1\n", warm="throw 1")
+        self.ok("[typeof harness, Object.keys(globalThis).includes('require'), process.argv.length]", result="[ 'undefined', false, 1 ]")
+
+    def test_libraries_work(self):
+        self.ok("require('child_process').execSync('echo hi').toString()", result="'hi\\n'")
+        self.ok("require('child_process').spawnSync('sh', ['-c', 'echo child; echo w >&2'], { stdio: 'inherit' }).status", "child\n", "0")
+        self.ok("const { Worker } = require('worker_threads')\nawait new Promise((r) => new Worker('require(\"worker_threads\").parentPort.postMessage(9)', { eval: true }).on('message', r))", result="9")
+        self.ok("require('zlib').gunzipSync(require('zlib').gzipSync('z')).toString()", result="'z'")
+        self.ok("require('crypto').createHash('sha256').update('x').digest('hex').length", result="64")
+        self.ok("const srv = require('http').createServer((q, a) => a.end('pong')); await new Promise((r) => srv.listen(0, '127.0.0.1', r)); const t = await (await fetch('http://127.0.0.1:' + srv.address().port)).text(); srv.close(); t", result="'pong'")
+        self.ok("new WebAssembly.Module(new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0])) instanceof WebAssembly.Module", result="true")
+        self.ok("require('fs').readFileSync(0, 'utf8')", result="''")
+
+    def test_mistakes_do_not_end_the_session(self):
+        self.ok("process.removeAllListeners('uncaughtException'); JSON.stringify = JSON.parse = Buffer.from = null; 1")
+        self.ok("2", result="2")
+        self.ok("require('fs').writeSync(4, 'garbage\\n{\"nonce\":\"n3\"}\\n'); 3", result="3")
+        self.ok("require('inspector').close(); 4", result="4")
+
+    def test_exit_is_an_exit(self):
+        with self.assertRaises(Dead) as caught:
+            self.h.call("console.log('bye'); process.exit(3)")
+        self.assertEqual(os.waitstatus_to_exitcode(caught.exception.args[0]), 3)
+
+    def test_sigusr1_opens_no_inspector(self):
+        self.ok("process.kill(process.pid, 'SIGUSR1'); await new Promise((r) => setTimeout(r, 100)); require('inspector').url()")
+        self.assertNotIn("Debugger listening", self.h.call("1")["stderr"])
+
+    def test_leaves_at_end_of_file(self):
+        h = Harness(JS_ARGV)
+        h.call("setInterval(() => {}, 10)")
+        self.assertEqual(h.close(), 0)
+
+
 if __name__ == "__main__":
     unittest.main()
