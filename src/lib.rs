@@ -4,4 +4,5 @@
 pub mod engine;
 pub mod harness;
 pub mod launcher;
+pub mod policy;
 pub mod sys;

@@ -3,3 +3,4 @@
 pub mod client;
 pub mod plan;
 pub mod posture;
+pub mod seccomp;
