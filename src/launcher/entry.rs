@@ -15,11 +15,8 @@ mod raw;
 mod wire;
 
 use child::{Failed, Thread};
-use wire::{JOB_BYTES, JOB_MAGIC, Job, slot, step};
+use wire::{FILTER_WORDS, FILTERS_MAX, JOB_BYTES, JOB_MAGIC, Job, slot, step};
 
-/// Longest second-layer filters, in words of eight bytes, and most of them.
-const FILTER_WORDS: usize = 4096;
-const FILTERS_MAX: usize = 4;
 const DESCRIPTORS_MAX: usize = 32;
 
 struct State {

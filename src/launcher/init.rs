@@ -18,7 +18,7 @@ mod wire;
 
 use core::ffi::CStr;
 
-use wire::{SETUP_CGROUP, SETUP_SPACE, SETUP_USER, Setup, step};
+use wire::{RULE_OPTIONAL, SETUP_CGROUP, SETUP_SPACE, SETUP_USER, Setup, step};
 
 const SOCKET: i32 = 3;
 
@@ -185,8 +185,11 @@ fn ruleset(setup: &Setup) -> raw::Answer<i32> {
     let ruleset = raw::landlock_create(setup.handled_fs)?;
     for rule in &setup.rules[..(setup.rule_count as usize).min(wire::RULES_MAX)] {
         let path = CStr::from_bytes_until_nul(&rule.path).map_err(|_| raw::EINVAL)?;
-        let parent = raw::openat(raw::AT_FDCWD, path, raw::O_PATH | raw::O_CLOEXEC)?;
-        raw::landlock_allow(ruleset, parent, rule.rights)?;
+        let parent = match raw::openat(raw::AT_FDCWD, path, raw::O_PATH | raw::O_CLOEXEC) {
+            Err(raw::ENOENT) if rule.rights & RULE_OPTIONAL != 0 => continue,
+            other => other?,
+        };
+        raw::landlock_allow(ruleset, parent, rule.rights & !RULE_OPTIONAL)?;
         raw::close(parent)?;
     }
     Ok(ruleset)

@@ -15,6 +15,7 @@ pub mod guest;
 pub mod leases;
 pub mod release;
 pub mod rules;
+pub mod seccomp;
 pub mod serve;
 pub mod settings;
 pub mod shell;

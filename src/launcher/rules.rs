@@ -2,7 +2,22 @@
 //! rlimits as numbers, accounts as ids.
 #![forbid(unsafe_code)]
 
-use crate::launcher::wire::Limit;
+use crate::launcher::seccomp::{self, CompileError};
+use crate::launcher::settings::Settings;
+use crate::launcher::wire::{
+    FILTER_WORDS, FILTERS_MAX, INIT_FILTER_WORDS, Limit, RULE_OPTIONAL, RULE_PATH_BYTES, RULES_MAX,
+};
+use crate::policy::{self, Access, Policies};
+
+/// File rights of Landlock, by the bit the kernel gives them.
+mod right {
+    pub(super) const EXECUTE: u64 = 1;
+    pub(super) const WRITE_FILE: u64 = 1 << 1;
+    pub(super) const READ_FILE: u64 = 1 << 2;
+    pub(super) const READ_DIR: u64 = 1 << 3;
+    pub(super) const TRUNCATE: u64 = 1 << 14;
+    pub(super) const IOCTL_DEV: u64 = 1 << 15;
+}
 
 /// Everything that was loaded from `policies/`.
 #[derive(Clone, Debug, Default)]
@@ -53,24 +68,119 @@ impl Rules {
     pub fn filter_count(&self) -> usize {
         self.first.len() + self.second.len()
     }
+
+    /// Loads the policies and compiles them for the Landlock ABI of this kernel; 0 where there is none.
+    pub fn load(settings: &Settings, abi: usize) -> Result<Rules, RulesError> {
+        let policies = policy::load(settings.policies_dir.as_deref())?;
+        let programs = seccomp::compile(&policies.seccomp)?;
+        let words = |program: &seccomp::Program| -> Vec<u64> {
+            let chunks = program.bytes().chunks_exact(8);
+            chunks.map(|word| u64::from_ne_bytes(word.try_into().expect("chunks of eight"))).collect()
+        };
+        let handled = handled_rights(abi);
+        let rules = Rules {
+            first: programs.first.iter().map(words).collect(),
+            second: programs.second.iter().map(words).collect(),
+            init: words(&programs.init),
+            landlock: landlock(&policies, handled),
+            landlock_handled: handled,
+            limits: rlimits(&policies, settings),
+            accounts: policies
+                .accounts
+                .iter()
+                .map(|account| AccountIds { name: account.name.clone(), uid: account.uid, gid: account.gid })
+                .collect(),
+            inotify_instances: policies.limits.inotify_instances.value,
+            inotify_watches: policies.limits.inotify_watches.value,
+            etc: etc(&policies),
+        };
+        rules.check_room().map(|()| rules)
+    }
+
+    /// The records of a launch have fixed sizes.
+    fn check_room(&self) -> Result<(), RulesError> {
+        let path = self.landlock.iter().map(|(path, _)| path.len()).max().unwrap_or(0);
+        for (what, found, max) in [
+            ("Landlock rules", self.landlock.len(), RULES_MAX),
+            ("bytes in a Landlock path", path, RULE_PATH_BYTES - 1),
+            ("instructions in init's filter", self.init.len(), INIT_FILTER_WORDS),
+            ("filters of the second layer", self.second.len(), FILTERS_MAX),
+            ("instructions in the second layer", self.second.iter().map(Vec::len).sum(), FILTER_WORDS),
+        ] {
+            if found > max {
+                return Err(RulesError::TooMany { what, max });
+            }
+        }
+        Ok(())
+    }
 }
 
-// TEMPORARY until policy is merged
-pub fn load(_settings: &crate::launcher::settings::Settings) -> Result<Rules, crate::launcher::start::StartError> {
-    let allow = vec![0x7fff_0000_0000_0006_u64];
-    let rx = 0b1101;
-    Ok(Rules {
-        first: vec![allow.clone()],
-        second: vec![allow],
-        init: Vec::new(),
-        landlock: vec![
-            ("/usr".into(), rx), ("/opt".into(), rx), ("/etc".into(), 0b1100), ("/sys".into(), 0b1100), ("/proc".into(), 0b1110),
-            ("/dev".into(), 0b1110 | 1 << 15), ("/dev/shm".into(), 0xffff), ("/tmp".into(), 0xffff), ("/mnt".into(), 0xffff), ("/home".into(), 0xffff),
-        ],
-        landlock_handled: 0,
-        limits: vec![],
-        accounts: vec![AccountIds { name: "sandbox".into(), uid: 1000, gid: 1000 }, AccountIds { name: "nobody".into(), uid: 65534, gid: 65534 }],
-        inotify_instances: 64, inotify_watches: 4096,
-        etc: vec![("/etc/passwd", "root:x:0:0::/:/usr/sbin/nologin\nsandbox:x:1000:1000::/home/sandbox:/bin/bash\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n".into())],
-    })
+/// A policy that cannot be put in force.
+#[derive(Debug, thiserror::Error)]
+pub enum RulesError {
+    #[error(transparent)]
+    Policy(#[from] policy::PolicyError),
+    #[error(transparent)]
+    Seccomp(#[from] CompileError),
+    #[error("policy has more {what} than the {max} that a launch has room for")]
+    TooMany { what: &'static str, max: usize },
+}
+
+/// File rights by ABI: 1 has thirteen, 2 refer, 3 truncate, 5 ioctl on devices.
+fn handled_rights(abi: usize) -> u64 {
+    let bits = match abi {
+        0 => 0,
+        1 => 13,
+        2 => 14,
+        3 | 4 => 15,
+        _ => 16,
+    };
+    (1 << bits) - 1
+}
+
+fn landlock(policies: &Policies, handled: u64) -> Vec<(String, u64)> {
+    let rights = |access: Access| match access {
+        Access::List => right::READ_DIR,
+        Access::Read => right::READ_FILE | right::READ_DIR,
+        Access::ReadExecute => right::READ_FILE | right::READ_DIR | right::EXECUTE,
+        Access::ReadWrite => {
+            let write = right::WRITE_FILE | right::TRUNCATE | right::IOCTL_DEV;
+            right::READ_FILE | right::READ_DIR | write
+        }
+        Access::All => handled,
+    };
+    let rules = policies.landlock.rules.iter().map(|rule| {
+        let optional = if rule.optional { RULE_OPTIONAL } else { 0 };
+        (rule.path.to_string_lossy().into_owned(), (rights(rule.access) & handled) | optional)
+    });
+    rules.collect()
+}
+
+/// `core` is 1 and not 0: the kernel would still run a piped core handler as root of the host.
+fn rlimits(policies: &Policies, settings: &Settings) -> Vec<Limit> {
+    let limits = &policies.limits;
+    use nix::sys::resource::Resource as R;
+    let one = |resource: R, value: u64| Limit { resource: resource as u32, _pad: 0, value };
+    vec![
+        one(R::RLIMIT_CORE, limits.core_bytes.value),
+        one(R::RLIMIT_NOFILE, settings.nofile),
+        one(R::RLIMIT_NPROC, limits.nproc.value),
+        one(R::RLIMIT_MEMLOCK, limits.memlock_bytes.value),
+        one(R::RLIMIT_SIGPENDING, limits.sigpending.value),
+        one(R::RLIMIT_MSGQUEUE, limits.msgqueue_bytes.value),
+        one(R::RLIMIT_NICE, limits.nice.value),
+        one(R::RLIMIT_RTPRIO, limits.rtprio.value),
+        one(R::RLIMIT_FSIZE, settings.space.bytes),
+    ]
+}
+
+fn etc(policies: &Policies) -> Vec<(&'static str, String)> {
+    vec![
+        ("/etc/passwd", policies.accounts.passwd()),
+        ("/etc/group", policies.accounts.group()),
+        ("/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n".to_owned()),
+        ("/etc/hostname", "sandbox\n".to_owned()),
+        ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n".to_owned()),
+        ("/etc/resolv.conf", String::new()),
+    ]
 }

@@ -46,10 +46,8 @@ const INOTIFY: [(&str, u64); 2] = [("max_inotify_instances", 65_536), ("max_inot
 pub enum StartError {
     #[error("failed to {what}")]
     Io { what: &'static str, source: io::Error },
-    #[error("{0}")]
-    Policy(#[from] crate::policy::PolicyError),
-    #[error("failed to compile the seccomp policy")]
-    Seccomp(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Rules(#[from] crate::launcher::rules::RulesError),
 }
 
 trait While<T> {
@@ -72,11 +70,10 @@ pub struct Started {
 /// Prepares everything. Runs as pid 1 of a pid namespace and in a mount namespace of its own, as root.
 pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError> {
     settle().during("settle into the launcher's namespaces")?;
-    let mut rules = crate::launcher::rules::load(settings)?;
+    let abi = raw::landlock_abi().unwrap_or(0);
+    let rules = Rules::load(settings, abi)?;
     let mut leases = Leases::take().during("take a range of user ids")?;
     let (cgroups, found) = Cgroups::open(&format!("caisson-{}", leases.range()));
-    let abi = raw::landlock_abi().unwrap_or(0);
-    rules.landlock_handled = handled_rights(abi);
     let mut spaces =
         Spaces::new(&settings.state_dir, settings.space).during("open the folder of spaces")?;
     let runtimes = Runtimes::find(settings);
@@ -166,18 +163,6 @@ fn raise_inotify() {
             tracing::warn!(path, %error, "inotify limit of the host not raised");
         }
     }
-}
-
-/// File rights by ABI: 1 has thirteen, 2 refer, 3 truncate, 5 ioctl on devices.
-fn handled_rights(abi: usize) -> u64 {
-    let bits = match abi {
-        0 => 0,
-        1 => 13,
-        2 => 14,
-        3 | 4 => 15,
-        _ => 16,
-    };
-    (1 << bits) - 1
 }
 
 /// A file in memory that nobody can change any more.

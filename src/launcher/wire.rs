@@ -106,7 +106,13 @@ pub const JOB_BYTES: usize = core::mem::size_of::<Job>();
 /// Most Landlock rules in a set-up, longest path and longest filter.
 pub const RULES_MAX: usize = 24;
 pub const RULE_PATH_BYTES: usize = 56;
-pub const INIT_FILTER_WORDS: usize = 64;
+pub const INIT_FILTER_WORDS: usize = 256;
+/// Most second-layer filters, and words of all of them together, that a zygote has room for.
+pub const FILTERS_MAX: usize = 4;
+pub const FILTER_WORDS: usize = 4096;
+
+/// Set in `rights` when the absence of the path is no error: it then allows nothing.
+pub const RULE_OPTIONAL: u64 = 1 << 63;
 
 /// Allows `rights` beneath `path` (null-terminated).
 #[derive(Copy, Clone, Debug)]

@@ -18,6 +18,7 @@ pub type Errno = i32;
 /// What a system call answers.
 pub type Answer<T> = Result<T, Errno>;
 
+pub const ENOENT: Errno = 2;
 pub const EINTR: Errno = 4;
 pub const EAGAIN: Errno = 11;
 pub const EINVAL: Errno = 22;

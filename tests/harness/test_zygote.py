@@ -1,0 +1,141 @@
+#!/usr/bin/python3
+"""The zygote with a stand-in for the launcher and its library: `HARNESS_PYTHON=… test_zygote.py`."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from driver import PYTHON, TOP, Harness, high  # noqa: E402
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Fork(Harness):
+    """A harness that a zygote forks. The launcher's part: pipes and one packet."""
+
+    def __init__(self, channel):
+        req_r, self.req = map(high, os.pipe())
+        self.events, ev_w = map(high, os.pipe())
+        self.out, out_w = map(high, os.pipe())
+        self.err, err_w = map(high, os.pipe())
+        null = high(os.open("/dev/null", os.O_RDWR))
+        ends = [null, out_w, err_w, req_r, ev_w]
+        socket.send_fds(channel, [b"x"], ends)
+        for fd in ends:
+            os.close(fd)
+        for fd in (self.events, self.out, self.err):
+            os.set_blocking(fd, False)
+        self.count, self.buffer, self.stdout, self.stderr = 0, b"", b"", b""
+        self.open = {self.events, self.out, self.err}
+        self.pid = -1
+
+    def close(self):
+        for fd in (self.req, self.events, self.out, self.err):
+            os.close(fd)
+
+
+class Zygote(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp()
+        for name in ("harness.py", "zygote.py"):
+            shutil.copy(os.path.join(TOP, "harness", name), cls.folder)
+        target = os.path.join(cls.folder, "libcaisson.so")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", target, os.path.join(HERE, "fake_caisson.c")], check=True)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def start(self, *arguments, **environment):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs_fd = high(os.dup(theirs.fileno()))
+        theirs.close()
+        env = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "PYTHONMALLOC": "malloc"}
+        env.update(GLIBC_TUNABLES="glibc.malloc.hugetlb=1", **environment)
+        argv = [PYTHON, "-s", "-B", os.path.join(self.folder, "zygote.py"), *arguments]
+        process = subprocess.Popen(
+            ["/bin/bash", "-c", 'exec 3<&%d %d<&-; exec "$@"' % (theirs_fd, theirs_fd), "sh", *argv],
+            env=env, cwd="/", pass_fds=[theirs_fd], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        )
+        os.close(theirs_fd)
+        self.addCleanup(ours.close)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(ours.shutdown, socket.SHUT_RDWR)
+        return process, ours
+
+    def serve(self, *arguments):
+        process, channel = self.start(*arguments)
+        hello = channel.recv(65536)
+        self.assertTrue(hello, process.stderr.read() if not hello else "")
+        return channel, json.loads(hello)
+
+    def test_forks_are_ordinary_sessions(self):
+        channel, hello = self.serve("python")
+        self.assertEqual((hello["profile"], hello["loaded"], hello["warnings"]), ("python", [], []))
+        one, two = Fork(channel), Fork(channel)
+        self.assertEqual(one.call("x = 1\nprint(x)")["stdout"], "1\n")
+        self.assertEqual(two.call("'x' in globals(), 'harness' in __import__('sys').modules")["result"], "(False, False)")
+        got = two.call("import os, subprocess\nsorted(os.environ), subprocess.run(['env'], capture_output=True, text=True).stdout.count('=')")
+        names = "['HOME', 'LANG', 'LOGNAME', 'MPLBACKEND', 'OPENBLAS_NUM_THREADS', 'PATH', 'TMPDIR', 'USER']"
+        self.assertTrue(got["result"].startswith("(" + names), got)
+        self.assertEqual(one.call("1/0")["error"]["traceback"][-1], "ZeroDivisionError: division by zero")
+        self.assertEqual(one.call("import sys; repr(sys.stdin.read()), sys.argv")["result"], "(\"''\", [''])")
+        self.assertEqual(one.call("import multiprocessing as mp\np = mp.get_context('spawn').Pool(1); print(p.map(abs, [-1])); p.terminate()")["stdout"], "[1]\n")
+        self.assertEqual(one.call("import ctypes; ctypes.CDLL(None).getenv(b'PYTHONMALLOC')")["result"], "0")
+        one.close()
+        two.close()
+
+    def test_no_two_forks_draw_the_same(self):
+        channel, _ = self.serve("python")
+        code = (
+            "import random, ssl, tempfile, uuid, secrets, multiprocessing as mp\n"
+            "print(random.random(), ssl.RAND_bytes(8).hex(), next(tempfile._get_candidate_names()), uuid.uuid4(), uuid.uuid1(), secrets.token_hex(4), mp.current_process().authkey.hex(), sep='\\n')"
+        )
+        seen = set()
+        for _ in range(10):
+            fork = Fork(channel)
+            drawn = fork.call(code)["stdout"].split("\n")[:-1]
+            fork.close()
+            self.assertEqual(len(drawn), 7)
+            self.assertFalse(seen & set(drawn))
+            seen.update(drawn)
+
+    def test_data_profile_degrades_to_what_is_there(self):
+        channel, hello = self.serve("python-data", "--without", "IPython")
+        self.assertEqual(len(hello["loaded"]) + len(hello["warnings"]), 4)
+        self.assertIn("IPython is left out: it ended the zygote", hello["warnings"])
+        fork = Fork(channel)
+        self.assertEqual(fork.call("6 * 7")["result"], "42")
+        fork.close()
+
+    def test_it_refuses_to_serve_what_would_be_shared(self):
+        sabotage = {
+            "descriptor": "f = __import__('os').open('/etc/passwd', 0)",
+            "threads": "import threading, time\nthreading.Thread(target=time.sleep, args=(30,), daemon=True).start()",
+            "shared mapping": "import mmap\nm = mmap.mmap(-1, 4096)",
+        }
+        for reason, code in sabotage.items():
+            with tempfile.TemporaryDirectory() as folder:
+                with open(os.path.join(folder, "sitecustomize.py"), "w") as out:
+                    out.write(code + "\nimport builtins; builtins.kept = dir()\n")
+                process, _ = self.start("python", PYTHONPATH=folder)
+                self.assertEqual(process.wait(20), 70, reason)
+                self.assertIn(reason, process.stderr.read().decode())
+
+    def test_it_leaves_with_the_launcher(self):
+        process, channel = self.start("python")
+        channel.recv(65536)
+        channel.shutdown(socket.SHUT_RDWR)
+        self.assertEqual(process.wait(10), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

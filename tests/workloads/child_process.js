@@ -1,0 +1,11 @@
+const assert = require("assert");
+const { execFileSync, spawn, fork } = require("child_process");
+assert.strictEqual(execFileSync("sh", ["-c", "echo hi"]).toString(), "hi\n");
+const child = spawn(process.execPath, ["-p", "6 * 7"]);
+let text = "";
+for await (const chunk of child.stdout) text += chunk;
+assert.strictEqual(text, "42\n");
+const file = require("path").join(require("fs").mkdtempSync("/tmp/w"), "c.js");
+require("fs").writeFileSync(file, "process.send('pong'); process.disconnect()");
+assert.strictEqual(await new Promise((resolve) => fork(file).on("message", resolve)), "pong");
+console.log("ok child_process");
