@@ -52,6 +52,9 @@ for topic in "$@"; do
       have busybox || missing+=(busybox-static)
       have cpio || missing+=(cpio)
       have depmod || missing+=(kmod)
+      # Debian 12 ships it with qemu, Ubuntu 24.04 as a package of its own.
+      have virtiofsd || [ -x /usr/lib/qemu/virtiofsd ] || [ -x /usr/libexec/virtiofsd ] ||
+        ! apt-cache show virtiofsd >/dev/null 2>&1 || missing+=(virtiofsd)
       ;;
     *) die "unknown topic '$topic': bench or vm" ;;
   esac

@@ -5,7 +5,7 @@
 
 Prints `suite NAME: N passed, N failed` for each and a total; logs lie in target/suites. Exit status 0 when nothing
 failed, 1 when something did, 2 when nothing could be run. Where ../shared is absent it says so and passes.
-Settings: CAISSON_SHARED (default ../shared), CAISSON_BINARY (default target/release/caisson).
+Settings: CAISSON_SHARED (default ../shared), CAISSON_BINARY (default target/release/caisson), CAISSON_SUITE_LOGS.
 """
 import argparse
 import concurrent.futures
@@ -26,7 +26,7 @@ import urllib.request
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SHARED = os.path.abspath(os.environ.get("CAISSON_SHARED", os.path.join(ROOT, "..", "shared")))
 BINARY = os.path.abspath(os.environ.get("CAISSON_BINARY", os.path.join(ROOT, "target/release/caisson")))
-LOGS = os.path.join(ROOT, "target/suites")
+LOGS = os.path.abspath(os.environ.get("CAISSON_SUITE_LOGS", os.path.join(ROOT, "target/suites")))
 CLIENTS = os.path.join(ROOT, "target/runtime/suites")
 REQUIREMENTS = os.path.join(ROOT, "tests/suites-requirements.txt")
 IS_ROOT = os.geteuid() == 0
@@ -180,13 +180,14 @@ class Suite:
     def __init__(self, name, limit_s, daemon_env, argv, counts, failing, env=None, cwd=None):
         self.name, self.limit_s, self.daemon_env, self.argv = name, limit_s, daemon_env, argv
         self.counts, self.failing, self.env, self.cwd = counts, re.compile(failing), env or (lambda daemon: {}), cwd
+        self.start_s, self.daemon_args = START_S, ()
 
     def run(self):
         """(passed, failed, lines to print)"""
         started, path = time.monotonic(), os.path.join(LOGS, self.name + ".log")
         trouble = None
         try:
-            with Daemon(self.name, {**NATIVE, **self.daemon_env}) as daemon, open(path, "wb") as log:
+            with Daemon(self.name, {**NATIVE, **self.daemon_env}, self.daemon_args, self.start_s) as daemon, open(path, "wb") as log:
                 process = start(self.argv(daemon), log, clean_env(**self.env(daemon)), self.cwd or ROOT)
                 try:
                     status = process.wait(self.limit_s)
@@ -224,17 +225,24 @@ def conformance(name, limit_s, selection, daemon_env=None, key=None):
         cwd=os.path.join(SHARED, "conformance/aio"))
 
 
+def attacks(name, limit_s, only=None, skip="", extra=(), daemon_env=None):
+    """The corpus on the AIO plane, from one tenant against another. `skip` is a regular expression."""
+    # sys_memfd_exec is policy and not an escape: compilers make it moot.
+    skip = "^sys_memfd_exec$" + ("|" + skip if skip else "")
+    chosen = ["--skip", skip, *(["--only", only] if only else []), *extra]
+    return Suite(
+        name, limit_s, {"CODE_INTERPRETER_API_KEYS": "a=KEYA,b=KEYB", **dict([CANARY.split("=")]), **(daemon_env or {})},
+        lambda daemon: [sys.executable, "-u", os.path.join(SHARED, "attacks/run_attacks.py"), daemon.url, "--api", "v1",
+                        "--api-key", "KEYA", "--other-key", "KEYB", "--canary-env", CANARY,
+                        "--json", os.path.join(LOGS, name + ".json"), *chosen],
+        attacks_counts, r"(ESCAPED|LEAKED|ERROR|error:|not judged) ?")
+
+
 def suites():
     all_of_them = [
         # The longest first, so that two at a time end together.
         conformance("aio-native", 1200, FIRST_STAGE + ("nonroot" if IS_ROOT else "root")),
-        Suite(
-            "attacks-v1", 1500, {"CODE_INTERPRETER_API_KEYS": "a=KEYA,b=KEYB", **dict([CANARY.split("=")])},
-            # sys_memfd_exec is policy and not an escape: compilers make it moot.
-            lambda daemon: [sys.executable, "-u", os.path.join(SHARED, "attacks/run_attacks.py"), daemon.url, "--api", "v1",
-                            "--api-key", "KEYA", "--other-key", "KEYB", "--canary-env", CANARY, "--skip", "^sys_memfd_exec$",
-                            "--json", os.path.join(LOGS, "attacks-v1.json")],
-            attacks_counts, r"(ESCAPED|LEAKED|ERROR|error:|not judged) ?"),
+        attacks("attacks-v1", 1500),
         Suite(
             "cases", 600, {},
             lambda daemon: [sys.executable, "-u", os.path.join(SHARED, "cases/run_cases.py"), "--only", CASES],
