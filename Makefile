@@ -1,0 +1,34 @@
+# Each target sets up what it needs first (scripts/setup.sh; quick when nothing is missing). README.md has the tour.
+export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
+
+.PHONY: serve test build bench test-vm test-vm-quick suites setup clean-runtime
+
+serve: ## build, set up, run the daemon in the foreground and show a first execution
+	@bash scripts/serve.sh
+
+test: ## formatting, lints, all our tests, then the real binary against the shared suites
+	@bash scripts/test.sh
+
+build: setup ## leaves target/release/caisson
+	@cargo build --release --locked
+
+suites: build ## only the shared suites, against the real binary
+	@/usr/bin/env python3 tests/suites.py
+
+test-vm: build ## isolation tests and attack corpus under other kernels and postures (long)
+	@bash scripts/setup.sh vm
+	@/usr/bin/env python3 tests/vm.py
+
+test-vm-quick: build ## the part of test-vm that fits into ten minutes
+	@bash scripts/setup.sh vm
+	@/usr/bin/env python3 tests/vm.py --quick
+
+bench: build ## the rows of docs/benchmarks.md, side by side with their peers, as a table of ratios
+	@bash scripts/setup.sh bench
+	@/usr/bin/env python3 benches/bench.py $(BENCH_ARGS)
+
+setup: ## only the set-up
+	@bash scripts/setup.sh
+
+clean-runtime: ## forget the Python environment and its caches
+	@rm -rf target/runtime
