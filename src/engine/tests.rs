@@ -250,9 +250,9 @@ async fn a_folder_that_is_none_is_refused_and_makes_no_session() {
 #[tokio::test]
 async fn a_session_made_up_front_waits_for_its_first_cell() {
     let house = house(config());
-    let create = |cwd: Option<&str>| {
+    let create = async |cwd: Option<&str>| {
         let cwd = cwd.map(str::to_owned);
-        house.engine.session_create(&tenant(), Language::Python, Some("s"), cwd, None)
+        house.engine.session_create(&tenant(), Language::Python, Some("s"), cwd, None).await
     };
     let made = create(Some("/tmp")).await.expect("made");
     assert_eq!((made.session_id.as_str(), made.cwd.as_deref()), ("s", Some("/tmp")));

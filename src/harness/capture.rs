@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use tokio::net::unix::pipe;
 
@@ -36,11 +36,12 @@ pub(super) enum Tap {
 
 impl Tap {
     pub(super) fn watch(&mut self) {
-        if let Tap::Quiet(descriptor) = std::mem::replace(self, Tap::Closed) {
-            match pipe::Receiver::from_owned_fd_unchecked(descriptor) {
+        match std::mem::replace(self, Tap::Closed) {
+            Tap::Quiet(descriptor) => match pipe::Receiver::from_owned_fd_unchecked(descriptor) {
                 Ok(receiver) => *self = Tap::Watched(receiver),
                 Err(error) => tracing::error!(%error, "failed to watch a stream of an interpreter"),
-            }
+            },
+            other => *self = other,
         }
     }
 
@@ -63,13 +64,12 @@ impl Tap {
     }
 
     /// One read into the spare room of `buffer`. `None` when nothing is there now.
-    fn read(&mut self, buffer: &mut Vec<u8>) -> Option<usize> {
-        let result = match self {
-            Tap::Quiet(descriptor) => {
-                rustix::io::read(descriptor, rustix::buffer::spare_capacity(buffer)).map_err(io::Error::from)
-            }
-            Tap::Watched(receiver) => receiver.try_read_buf(buffer),
-            Tap::Closed => return None,
+    fn read(&mut self, buffer: &mut Vec<u8>, wake: Wake) -> Option<usize> {
+        let result = match (&*self, wake) {
+            (Tap::Closed, _) => return None,
+            (Tap::Quiet(descriptor), _) => read_into(descriptor, buffer),
+            (Tap::Watched(receiver), Wake::Reactor) => receiver.try_io(|| read_into(receiver, buffer)),
+            (Tap::Watched(receiver), Wake::Reply) => read_into(receiver, buffer),
         };
         match result {
             Ok(0) => {
@@ -87,6 +87,20 @@ impl Tap {
             }
         }
     }
+}
+
+/// What tells us to read.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wake {
+    /// The reactor, which wants to know when nothing is left.
+    Reactor,
+    /// A frame on the control pipe. The reactor may not have heard of the stream's bytes yet, and asked
+    /// through it they would not be there.
+    Reply,
+}
+
+fn read_into(pipe: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<usize> {
+    Ok(rustix::io::read(pipe, rustix::buffer::spare_capacity(buffer))?)
 }
 
 /// The bytes of one cell.
@@ -133,12 +147,12 @@ impl Capture {
     }
 
     /// Reads `tap` once. True when it gave as much as there was room for, so that more may wait.
-    pub(super) fn read_once(&mut self, stream: Stream, tap: &mut Tap) -> bool {
+    pub(super) fn read_once(&mut self, stream: Stream, tap: &mut Tap, wake: Wake) -> bool {
         let kept = self.kept(stream);
         let before = kept.bytes.len();
         kept.bytes.reserve(if before == 0 { FIRST_READ_BYTES } else { READ_BYTES });
         let room = kept.bytes.capacity() - before;
-        let Some(bytes) = tap.read(&mut kept.bytes) else { return false };
+        let Some(bytes) = tap.read(&mut kept.bytes, wake) else { return false };
         kept.seen = kept.seen.saturating_add(bytes);
         self.account(stream, before);
         bytes == room
@@ -150,7 +164,7 @@ impl Capture {
         let seen_before = self.kept(stream).seen;
         loop {
             let already = self.kept(stream).seen;
-            let filled = self.read_once(stream, tap);
+            let filled = self.read_once(stream, tap, Wake::Reply);
             let seen = self.kept(stream).seen;
             let wanted = filled || seen < expected;
             if seen == already || !wanted || seen - seen_before >= DRAIN_BYTES_MAX {

@@ -217,6 +217,10 @@ fn parse(line: &[u8], nonce: &Nonce) -> Option<Event> {
 
 /// Strict first, because an honest line nearly always is; then once more with its text repaired.
 fn decode(line: &[u8]) -> Option<EventWire> {
+    // serde would also take a list for a struct; an event is an object.
+    if !line.trim_ascii_start().starts_with(b"{") {
+        return None;
+    }
     if let Ok(wire) = serde_json::from_slice(line) {
         return Some(wire);
     }

@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::engine::{Output, Stream};
 use crate::harness::FRAME_BYTES_MAX;
-use crate::harness::capture::{Capture, Tap, expected_bytes};
+use crate::harness::capture::{Capture, Tap, Wake, expected_bytes};
 use crate::harness::frame::{Ask, Done, Event, EventReader, Nonce, encode};
 use crate::harness::outcome::{CellOutcome, Ending, Parts, Stopped};
 use crate::launcher::client::Sandbox;
@@ -279,10 +279,10 @@ impl Interpreter {
                     _ => return Err(Ending::Died(None)),
                 },
                 () = self.stdout.readable() => {
-                    talk.capture.read_once(Stream::Stdout, &mut self.stdout);
+                    talk.capture.read_once(Stream::Stdout, &mut self.stdout, Wake::Reactor);
                 }
                 () = self.stderr.readable() => {
-                    talk.capture.read_once(Stream::Stderr, &mut self.stderr);
+                    talk.capture.read_once(Stream::Stderr, &mut self.stderr, Wake::Reactor);
                 }
                 () = seen_ended(&mut self.ended) => return Err(Ending::Died(None)),
                 reason = stopped(stop) => return Err(Ending::Stopped(reason)),
