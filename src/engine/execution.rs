@@ -40,6 +40,13 @@ pub struct ErrorOutput {
     pub traceback: Vec<String>,
 }
 
+impl ErrorOutput {
+    /// An error of the daemon's own: there is no traceback.
+    pub fn plain(ename: &str, evalue: String) -> ErrorOutput {
+        ErrorOutput { ename: ename.to_owned(), evalue, traceback: Vec::new() }
+    }
+}
+
 /// The answer to one cell. `status`, `exit_code`, `session_id` and `execution_count` come from the
 /// daemon's own books, never from the interpreter.
 #[derive(Clone, Debug, PartialEq)]

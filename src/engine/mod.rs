@@ -6,11 +6,22 @@
 
 use std::time::Duration;
 
+pub mod config;
+mod detached;
 pub mod execution;
+pub mod identity;
+pub mod info;
 pub mod refusal;
+pub mod run;
 
+#[cfg(test)]
+mod tests;
+
+pub use config::EngineConfig;
 pub use execution::{Bundle, ErrorOutput, Execution, Output, Status, Stream};
+pub use info::{CodeInfo, EngineStats, RuntimeInfo};
 pub use refusal::Refusal;
+pub use run::{CreateRefused, DEFAULT_TENANT, Engine};
 
 /// The languages of the code plane.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

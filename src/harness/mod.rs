@@ -32,6 +32,14 @@
 //! `execution_count`, `exit_code`, session id and timing are the daemon's own.
 #![forbid(unsafe_code)]
 
+pub mod capture;
+pub mod frame;
+pub mod interpreter;
+pub mod outcome;
+
+#[cfg(test)]
+pub(crate) mod fake;
+
 /// Largest frame in either direction, in bytes.
 pub const FRAME_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Most entries of `order` in a `done` frame.

@@ -1,0 +1,6 @@
+//! Which layer runs a language, and how it gets its interpreters.
+#![forbid(unsafe_code)]
+
+pub mod native;
+pub mod oneshot;
+pub mod select;

@@ -1,0 +1,552 @@
+//! The engine itself: takes a cell, finds it an interpreter, keeps the books, answers.
+//!
+//! A caller that goes away ends a one-off. A session's cell goes on: its names and files must not stay
+//! half-changed, and the next cell finds what it did. What is fixed when a session's interpreter starts
+//! (`cwd`, account, `strict`) stays; a later cell's wish is ignored, a later cell's other user answered.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::watch;
+
+use crate::backend::native::Native;
+use crate::backend::{oneshot, select};
+use crate::engine::config::EngineConfig;
+use crate::engine::detached::Detached;
+use crate::engine::identity::{self, CannotRunAs};
+use crate::engine::info::{CodeInfo, EngineStats, RuntimeInfo};
+use crate::engine::{
+    CellRequest, ErrorOutput, Execution, Language, Output, Refusal, SessionChoice, TenantId,
+};
+use crate::harness::interpreter::{Cell, Interpreter, Provenance};
+use crate::harness::outcome::{CellOutcome, Ending, Stopped};
+use crate::launcher::client::Client;
+use crate::launcher::plan::{Account, LaunchPlan, Origin, Profile, SpaceId};
+use crate::launcher::posture::Hello;
+use crate::session::id::SessionId;
+use crate::session::registry::{Deleted, Registry};
+use crate::session::state::{Begun, CloseReason};
+use crate::session::{Birth, NoTurn, Session, SessionEntry, SessionKey, Turn, epoch_ms, reaper};
+use crate::store::Store;
+use crate::tenant::Tenants;
+use crate::tenant::audit::AuditRecord;
+use crate::tenant::quota::{Admission, Place};
+use crate::zygote::Launch;
+use crate::zygote::slots::Slots;
+
+/// The tenant of a daemon without keys, and of the keys that name none.
+pub const DEFAULT_TENANT: &str = "default";
+/// How long callers of cells that a shutdown has stopped may take to get their answers.
+const STOPPED_WAIT: Duration = Duration::from_secs(2);
+/// One launch at a time for so many processors, when slots are refilled.
+const PROCESSORS_PER_LAUNCH: usize = 2;
+
+/// Why a session was not made up front.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CreateRefused {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The user cannot be had. For a cell this would be an execution with a `ProcessError`.
+    #[error("{0}")]
+    User(String),
+}
+
+/// Runs cells. One per daemon, shared by all families.
+pub struct Engine {
+    config: EngineConfig,
+    native: Native,
+    tenants: Tenants,
+    admission: Admission,
+    sessions: Arc<Registry>,
+    store: Store,
+    /// Stops what runs outside of sessions.
+    stop: watch::Sender<Option<Stopped>>,
+}
+
+/// A request with everything settled that can be before there is an interpreter.
+struct Settled {
+    hello: Arc<Hello>,
+    account: Account,
+    space: SpaceId,
+}
+
+impl Engine {
+    /// Starts the engine and its background tasks. Must be called inside the async runtime.
+    pub fn new(config: EngineConfig, launcher: Client, store: Store) -> Arc<Engine> {
+        Engine::with_launcher(config, Arc::new(launcher), store)
+    }
+
+    /// The same over anything that launches.
+    pub fn with_launcher(config: EngineConfig, launcher: Arc<dyn Launch>, store: Store) -> Arc<Engine> {
+        let slots = Slots::new(config.slots_max, config.code_prewarm);
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let refill =
+            Slots::refill(Arc::downgrade(&slots), Arc::clone(&launcher), processors / PROCESSORS_PER_LAUNCH);
+        tokio::spawn(refill);
+        let sessions = Arc::new(Registry::new(config.session_limits(), store.remembered().clone()));
+        tokio::spawn(reaper::reap(Arc::downgrade(&sessions), store.clone()));
+        let engine = Arc::new(Engine {
+            native: Native::new(launcher, slots),
+            tenants: Tenants::new(store.clone()),
+            admission: Admission::new(config.cell_quota()),
+            sessions,
+            store,
+            stop: watch::channel(None).0,
+            config,
+        });
+        tokio::spawn(Arc::clone(&engine).prefill());
+        engine
+    }
+
+    /// Runs a cell. A cell that fails is an [`Execution`]; a [`Refusal`] means that nothing was started.
+    pub async fn execute(self: &Arc<Self>, request: CellRequest) -> Result<Execution, Refusal> {
+        self.admission.check_open()?;
+        let id = match &request.session {
+            SessionChoice::OneOff => None,
+            SessionChoice::Named(id) => Some(SessionId::parse(id)?),
+            SessionChoice::Generated => Some(SessionId::generate()),
+        };
+        match self.settle(&request.tenant, request.language, request.user.as_deref()).await? {
+            Err(cannot) => Ok(self.cannot_run(&request, id.as_ref(), 1, cannot.to_string())),
+            Ok(settled) => match id {
+                None => self.run_one_off(&request, &settled).await,
+                Some(id) => self.run_in_session(request, id, &settled).await,
+            },
+        }
+    }
+
+    /// The tenant's sessions by the keys of the listing.
+    pub fn sessions_list(&self, tenant: &TenantId) -> Vec<(String, SessionEntry)> {
+        self.sessions.list(tenant)
+    }
+
+    /// One session, by id or by key of the listing.
+    pub fn session_get(&self, tenant: &TenantId, name: &str) -> Option<SessionEntry> {
+        self.sessions.get(tenant, name)
+    }
+
+    /// Makes a session before its first cell; an existing one is returned as it is. With a `cwd` the
+    /// interpreter starts now, so that a folder that is none is refused here.
+    pub async fn session_create(
+        self: &Arc<Self>,
+        tenant: &TenantId,
+        language: Language,
+        id: Option<&str>,
+        cwd: Option<String>,
+        user: Option<&str>,
+    ) -> Result<SessionEntry, CreateRefused> {
+        self.admission.check_open()?;
+        let id = id.map_or_else(|| Ok(SessionId::generate()), SessionId::parse)?;
+        let settled = match self.settle(tenant, language, user).await? {
+            Ok(settled) => settled,
+            Err(cannot) => return Err(CreateRefused::User(cannot.to_string())),
+        };
+        let key = SessionKey { tenant: tenant.clone(), language, id };
+        let birth = Birth { space: settled.space, account: settled.account, cwd, up_front: true };
+        let mut made = false;
+        let session = self.sessions.find_or_create(&key, || {
+            made = true;
+            birth
+        })?;
+        if let Some(user) = user.filter(|_| session.birth.account != settled.account) {
+            return Err(CreateRefused::User(fixed_in_session(user, &session, &settled.hello).to_string()));
+        }
+        if made {
+            let engine = Arc::clone(self);
+            let started = Arc::clone(&session);
+            Detached::new(async move { engine.start_up_front(&started, &settled).await }).await?;
+        }
+        Ok(self.sessions.entry(&session))
+    }
+
+    /// Ends the sessions called `name`, with whatever runs in them. False when there was none.
+    pub async fn session_delete(&self, tenant: &TenantId, name: &str) -> bool {
+        let deleted = self.sessions.delete(tenant, name);
+        self.forget(&deleted).await;
+        !deleted.closed.is_empty()
+    }
+
+    /// Ends all of a tenant's sessions; returns how many.
+    pub async fn sessions_clear(&self, tenant: &TenantId) -> usize {
+        let deleted = self.sessions.clear(tenant);
+        self.forget(&deleted).await;
+        deleted.closed.len()
+    }
+
+    /// Facts for code/info. Answers without a launcher too.
+    pub async fn code_info(&self, tenant: &TenantId) -> CodeInfo {
+        let hello = self.native.last_hello();
+        let runtime = |language| {
+            let found = hello.as_deref().and_then(|hello| select::runtime(hello, language));
+            RuntimeInfo { available: found.is_some(), version: found.map(|it| it.version.clone()) }
+        };
+        let python = runtime(Language::Python);
+        CodeInfo {
+            backend: python.available.then_some(select::Backend::Native.name()),
+            python,
+            node: runtime(Language::JavaScript),
+            sessions_max: self.config.sessions_max,
+            timeout_default: self.config.timeout_default,
+            timeout_max: self.config.timeout_max,
+            prewarmed: self.prewarmed(tenant).await,
+        }
+    }
+
+    /// Numbers for `/health`.
+    pub fn stats(&self) -> EngineStats {
+        EngineStats {
+            sessions: self.sessions.count(),
+            cells_running: self.admission.running(),
+            cells_waiting: self.admission.waiting(),
+            sandboxes_live: self.native.sandboxes_live(),
+            slots: self.native.slot_stats(),
+            audit_dropped: self.store.audit_dropped(),
+        }
+    }
+
+    /// Ends the engine: nothing new is taken, what runs has until `bound`, then everything is ended.
+    pub async fn shutdown(&self, bound: Duration) {
+        self.admission.close();
+        self.native.slots().close();
+        if !self.admission.drained(bound).await {
+            tracing::warn!(cells = self.admission.running(), "cells were still running at shutdown");
+        }
+        self.stop.send_replace(Some(Stopped::ShuttingDown));
+        self.sessions.shut_down();
+        self.admission.drained(STOPPED_WAIT).await;
+        if let Err(error) = self.store.flush().await {
+            tracing::error!(%error, "the store was not flushed at shutdown");
+        }
+    }
+
+    /// Identity, backend and space, in the order in which a caller would want to hear of a problem.
+    async fn settle(
+        &self,
+        tenant: &TenantId,
+        language: Language,
+        user: Option<&str>,
+    ) -> Result<Result<Settled, CannotRunAs>, Refusal> {
+        let hello = self.native.hello().await?;
+        let looked_for = match language {
+            Language::Python => &self.config.python_name,
+            Language::JavaScript => &self.config.node_name,
+        };
+        let select::Backend::Native = select::backend(&hello, language, looked_for)?;
+        let (default_user, daemon) =
+            (self.config.default_user.as_deref(), self.config.daemon_account.as_deref());
+        let account = match identity::resolve(user, default_user, daemon, &hello) {
+            Ok(account) => account,
+            Err(cannot) => return Ok(Err(cannot)),
+        };
+        let space = self.tenants.space_of(tenant).await.map_err(|error| {
+            tracing::error!(%error, tenant = tenant.0, "no space for a tenant");
+            Refusal::LaunchFailed
+        })?;
+        Ok(Ok(Settled { hello, account, space }))
+    }
+
+    async fn run_one_off(&self, request: &CellRequest, settled: &Settled) -> Result<Execution, Refusal> {
+        let _place = self.admission.admit(&request.tenant).await?;
+        self.native.cell_starts();
+        let plan = LaunchPlan {
+            space: settled.space,
+            profile: select::profile(&settled.hello, request.language, &request.code),
+            origin: if request.strict { Origin::Strict } else { Origin::Warm },
+            account: settled.account,
+        };
+        let watch = Stopwatch::start();
+        let cell = Cell { code: &request.code, timeout: request.timeout, execution_count: 1 };
+        let (limits, mut stop) = (self.config.cell_limits(), self.stop.subscribe());
+        let cwd = request.cwd.as_deref();
+        let (outcome, provenance) = oneshot::run(&self.native, plan, cwd, cell, &limits, &mut stop).await?;
+        self.audit(request, None, &watch, &outcome, Some(provenance));
+        Ok(execution(request, outcome, 1, None, None))
+    }
+
+    async fn run_in_session(
+        self: &Arc<Self>,
+        request: CellRequest,
+        id: SessionId,
+        settled: &Settled,
+    ) -> Result<Execution, Refusal> {
+        let key = SessionKey { tenant: request.tenant.clone(), language: request.language, id };
+        loop {
+            let session = self.sessions.find_or_create(&key, || Birth {
+                space: settled.space,
+                account: settled.account,
+                cwd: request.cwd.clone(),
+                up_front: false,
+            })?;
+            if let Some(user) = request.user.as_deref().filter(|_| session.birth.account != settled.account) {
+                let cannot = fixed_in_session(user, &session, &settled.hello);
+                return Ok(self.cannot_run(
+                    &request,
+                    Some(&key.id),
+                    session.next_count(),
+                    cannot.to_string(),
+                ));
+            }
+            let unborn = Unborn { sessions: &self.sessions, session: &session };
+            let entered = self.enter(&session).await;
+            let (turn, place, begun) = match entered {
+                Ok(entered) => entered,
+                Err(NoTurn::Refused(refusal)) => return Err(refusal),
+                // It went away by itself while we reached for it: the name is free for a new one.
+                Err(NoTurn::Closed(CloseReason::Idle | CloseReason::NeverStarted)) => continue,
+                Err(NoTurn::Closed(CloseReason::ShuttingDown)) => return Err(Refusal::ShuttingDown),
+                Err(NoTurn::Closed(CloseReason::Deleted)) => {
+                    let why = "the session was deleted before the cell started".to_owned();
+                    return Ok(self.cannot_run(&request, Some(&key.id), session.next_count(), why));
+                }
+            };
+            drop(unborn);
+            let run = SessionRun {
+                engine: Arc::clone(self),
+                profile: select::profile(&settled.hello, request.language, &request.code),
+                session,
+                request,
+                _turn: turn,
+                _place: place,
+            };
+            return Detached::new(run.run(begun)).await;
+        }
+    }
+
+    /// Waits for the session's turn and a place. From `begin` on the session is busy.
+    async fn enter(&self, session: &Session) -> Result<(Turn, Place, Begun<Interpreter>), NoTurn> {
+        let turn = session.turn().await?;
+        let place = self.admission.admit(&session.key.tenant).await.map_err(NoTurn::Refused)?;
+        match session.begin(&turn) {
+            Begun::Closed(reason) => Err(NoTurn::Closed(reason)),
+            begun => Ok((turn, place, begun)),
+        }
+    }
+
+    async fn start_up_front(&self, session: &Arc<Session>, settled: &Settled) -> Result<(), Refusal> {
+        let Ok(turn) = session.turn().await else { return Ok(()) };
+        if session.birth.cwd.is_some() && matches!(session.begin(&turn), Begun::MustStart) {
+            let profile = select::profile(&settled.hello, session.key.language, "");
+            let obtained = self.obtain(session, profile, Origin::Warm).await?;
+            session.finish(Some(obtained));
+        }
+        if session.claim_storing() {
+            self.keep(&session.key).await;
+        }
+        Ok(())
+    }
+
+    /// An interpreter for a session. A folder that is none ends the session: it would be refused for ever.
+    async fn obtain(
+        &self,
+        session: &Arc<Session>,
+        profile: Profile,
+        origin: Origin,
+    ) -> Result<Interpreter, Refusal> {
+        let Birth { space, account, .. } = session.birth;
+        let plan = LaunchPlan { space, profile, origin, account };
+        let obtained = self.native.obtain(plan, session.birth.cwd.as_deref()).await;
+        if let Err(refusal) = &obtained {
+            session.finish(None);
+            let is_new = session.next_count() == 1;
+            if is_new || matches!(refusal, Refusal::NotADirectory { .. }) {
+                self.sessions.close(session, CloseReason::NeverStarted);
+            }
+        }
+        obtained
+    }
+
+    async fn prewarmed(&self, tenant: &TenantId) -> usize {
+        if self.config.code_prewarm == 0 || tenant.0 != DEFAULT_TENANT {
+            return 0;
+        }
+        match self.tenants.space_of(tenant).await {
+            Ok(space) => self.native.slots().ready((space, Profile::Node)).min(self.config.code_prewarm),
+            Err(_) => 0,
+        }
+    }
+
+    /// Slots for the tenant of a daemon without keys, so that its first request is fast.
+    async fn prefill(self: Arc<Self>) {
+        let prefills = self.config.prefill_default && self.config.slots_max > 0;
+        if !prefills && self.config.code_prewarm == 0 {
+            return;
+        }
+        let mut hello = self.native.subscribe();
+        let Ok(hello) = hello.wait_for(Option::is_some).await.map(|it| it.clone()) else { return };
+        let Some(hello) = hello else { return };
+        let Ok(space) = self.tenants.space_of(&TenantId(DEFAULT_TENANT.to_owned())).await else { return };
+        for (profile, first) in [(Profile::Python, 2), (Profile::PythonData, 1), (Profile::Node, 1)] {
+            let exists = match profile {
+                Profile::Python => hello.python.is_some(),
+                Profile::PythonData => hello.warm.contains(&profile),
+                Profile::Node => hello.node.is_some(),
+            };
+            let extra = if profile == Profile::Node { self.config.code_prewarm } else { 0 };
+            let floor = if prefills { first } else { 0 } + extra;
+            if exists {
+                self.native.slots().pin((space, profile), floor);
+            }
+        }
+    }
+
+    async fn keep(&self, key: &SessionKey) {
+        if let Err(error) = self.store.keep_session(key).await {
+            tracing::error!(%error, session = %key.id, "failed to write a session down");
+        }
+    }
+
+    async fn forget(&self, deleted: &Deleted) {
+        for key in deleted.closed.iter().chain(&deleted.forgotten) {
+            if let Err(error) = self.store.forget_session(key).await {
+                tracing::error!(%error, session = %key.id, "failed to forget a session");
+            }
+        }
+    }
+
+    /// The answer to a cell that did not run because of who or where.
+    fn cannot_run(
+        &self,
+        request: &CellRequest,
+        id: Option<&SessionId>,
+        execution_count: u64,
+        why: String,
+    ) -> Execution {
+        let error = Output::Error(ErrorOutput::plain("ProcessError", why));
+        let outcome = CellOutcome { ending: Ending::Unreachable, outputs: vec![error] };
+        self.store.audit(AuditRecord {
+            ended: "not run".to_owned(),
+            ..record(request, id, &Stopwatch::start(), &outcome, None)
+        });
+        // A generated id names no session that could be used.
+        let id = id.filter(|_| request.session != SessionChoice::Generated);
+        execution(request, outcome, execution_count, id, None)
+    }
+
+    fn audit(
+        &self,
+        request: &CellRequest,
+        id: Option<&SessionId>,
+        watch: &Stopwatch,
+        outcome: &CellOutcome,
+        provenance: Option<Provenance>,
+    ) {
+        self.store.audit(record(request, id, watch, outcome, provenance));
+    }
+}
+
+/// A session's cell that has its turn and its place. It owns all it needs, because it may outlive its caller.
+struct SessionRun {
+    engine: Arc<Engine>,
+    session: Arc<Session>,
+    request: CellRequest,
+    profile: Profile,
+    _turn: Turn,
+    _place: Place,
+}
+
+impl SessionRun {
+    async fn run(self, begun: Begun<Interpreter>) -> Result<Execution, Refusal> {
+        self.engine.native.cell_starts();
+        let interpreter = match begun {
+            Begun::Ready(interpreter) => interpreter,
+            _ => {
+                let origin = if self.request.strict { Origin::Strict } else { Origin::Warm };
+                self.engine.obtain(&self.session, self.profile, origin).await?
+            }
+        };
+        let mut stop = self.session.stop();
+        // Closed meanwhile: the interpreter is dropped, and the run below would have ended at once.
+        let Ok(execution_count) = self.session.started() else {
+            let why = "the session was deleted before the cell started".to_owned();
+            let count = self.session.next_count();
+            return Ok(self.engine.cannot_run(&self.request, Some(&self.session.key.id), count, why));
+        };
+        let watch = Stopwatch::start();
+        let provenance = interpreter.provenance();
+        let cell = Cell { code: &self.request.code, timeout: self.request.timeout, execution_count };
+        let limits = self.engine.config.cell_limits();
+        let ran = if self.session.claim_storing() {
+            // Written down while the cell runs, and known to be before anybody hears of the session.
+            let keep = self.engine.keep(&self.session.key);
+            tokio::join!(interpreter.run(cell, &limits, &mut stop), keep).0
+        } else {
+            interpreter.run(cell, &limits, &mut stop).await
+        };
+        self.session.finish(ran.interpreter);
+        let (id, outcome) = (Some(&self.session.key.id), ran.outcome);
+        self.engine.audit(&self.request, id, &watch, &outcome, Some(provenance));
+        Ok(execution(&self.request, outcome, execution_count, id, self.session.take_hint()))
+    }
+}
+
+/// Takes a session out again that a caller made and then did not use: refused further on, or gone.
+struct Unborn<'a> {
+    sessions: &'a Registry,
+    session: &'a Arc<Session>,
+}
+
+impl Drop for Unborn<'_> {
+    fn drop(&mut self) {
+        self.sessions.remove_unborn(self.session);
+    }
+}
+
+/// When a cell started, on both clocks.
+struct Stopwatch {
+    at: SystemTime,
+    since: Instant,
+}
+
+impl Stopwatch {
+    fn start() -> Stopwatch {
+        Stopwatch { at: SystemTime::now(), since: Instant::now() }
+    }
+}
+
+fn record(
+    request: &CellRequest,
+    id: Option<&SessionId>,
+    watch: &Stopwatch,
+    outcome: &CellOutcome,
+    provenance: Option<Provenance>,
+) -> AuditRecord {
+    AuditRecord {
+        at_ms: epoch_ms(watch.at),
+        tenant: request.tenant.clone(),
+        language: request.language,
+        session: id.map(ToString::to_string),
+        status: outcome.ending.status(),
+        duration_ms: u64::try_from(watch.since.elapsed().as_millis()).unwrap_or(u64::MAX),
+        provenance,
+        ended: outcome.ending.reason(),
+    }
+}
+
+fn execution(
+    request: &CellRequest,
+    outcome: CellOutcome,
+    execution_count: u64,
+    id: Option<&SessionId>,
+    hint: Option<String>,
+) -> Execution {
+    use crate::engine::{Status, Stream};
+    let status = outcome.ending.status();
+    Execution {
+        language: request.language,
+        code: request.code.clone(),
+        status,
+        stdout: outcome.stream(Stream::Stdout),
+        stderr: outcome.stream(Stream::Stderr),
+        outputs: outcome.outputs,
+        exit_code: i32::from(status != Status::Ok),
+        execution_count,
+        session_id: id.map(ToString::to_string),
+        hint,
+    }
+}
+
+fn fixed_in_session(user: &str, session: &Session, hello: &Hello) -> CannotRunAs {
+    let fixed = identity::account_name(session.birth.account, hello);
+    CannotRunAs::FixedInSession { user: user.to_owned(), fixed }
+}

@@ -1,0 +1,446 @@
+//! What an interpreter writes to its two standard streams, within bounds.
+//!
+//! Bytes are kept in arrival order up to the cell's cap and counted beyond it: a guest that prints a gigabyte
+//! costs us the reading, not the memory. Text is made once, at the end, so that a character split over two
+//! reads is whole again.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use tokio::net::unix::pipe;
+
+use crate::engine::{Output, Stream};
+
+/// Room made for one read of a stream, in bytes: what a pipe holds by default.
+const READ_BYTES: usize = 64 * 1024;
+/// Room made for the first read: most cells print less.
+const FIRST_READ_BYTES: usize = 4 * 1024;
+/// Most bytes taken from a stream once its cell is done: the largest pipe that an unprivileged guest can
+/// make (`/proc/sys/fs/pipe-max-size`). Whatever else comes was written later, by a child that goes on.
+const DRAIN_BYTES_MAX: usize = 1024 * 1024;
+/// Characters that still get through once a cell's cap is reached: its result, error and rich outputs.
+const TAIL_CHARS_MAX: usize = 64 * 1024;
+/// A character has at most this many bytes in UTF-8.
+const CHAR_BYTES_MAX: usize = 4;
+
+/// The reading end of one stream. Only a cell that takes its time has it in the reactor, so that a short cell
+/// wakes us once, by its reply, and not by every print.
+#[derive(Debug)]
+pub(super) enum Tap {
+    Quiet(OwnedFd),
+    Watched(pipe::Receiver),
+    /// The guest closed its end, or the pipe failed.
+    Closed,
+}
+
+impl Tap {
+    pub(super) fn watch(&mut self) {
+        match std::mem::replace(self, Tap::Closed) {
+            Tap::Quiet(descriptor) => match pipe::Receiver::from_owned_fd_unchecked(descriptor) {
+                Ok(receiver) => *self = Tap::Watched(receiver),
+                Err(error) => tracing::error!(%error, "failed to watch a stream of an interpreter"),
+            },
+            other => *self = other,
+        }
+    }
+
+    pub(super) fn unwatch(&mut self) {
+        match std::mem::replace(self, Tap::Closed) {
+            Tap::Watched(receiver) => match receiver.into_nonblocking_fd() {
+                Ok(descriptor) => *self = Tap::Quiet(descriptor),
+                Err(error) => tracing::error!(%error, "failed to release a stream of an interpreter"),
+            },
+            other => *self = other,
+        }
+    }
+
+    /// Resolves when a read would not block; never for a stream that is not watched.
+    pub(super) async fn readable(&self) {
+        match self {
+            Tap::Watched(receiver) if receiver.readable().await.is_ok() => {}
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// One read into the spare room of `buffer`. `None` when nothing is there now.
+    fn read(&mut self, buffer: &mut Vec<u8>, wake: Wake) -> Option<usize> {
+        let result = match (&*self, wake) {
+            (Tap::Closed, _) => return None,
+            (Tap::Quiet(descriptor), _) => read_into(descriptor, buffer),
+            (Tap::Watched(receiver), Wake::Reactor) => receiver.try_io(|| read_into(receiver, buffer)),
+            (Tap::Watched(receiver), Wake::Reply) => read_into(receiver, buffer),
+        };
+        match result {
+            Ok(0) => {
+                *self = Tap::Closed;
+                None
+            }
+            Ok(bytes) => Some(bytes),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                None
+            }
+            Err(error) => {
+                tracing::debug!(%error, "stream of an interpreter failed");
+                *self = Tap::Closed;
+                None
+            }
+        }
+    }
+}
+
+/// What tells us to read.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wake {
+    /// The reactor, which wants to know when nothing is left.
+    Reactor,
+    /// A frame on the control pipe. The reactor may not have heard of the stream's bytes yet, and asked
+    /// through it they would not be there.
+    Reply,
+}
+
+fn read_into(pipe: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<usize> {
+    Ok(rustix::io::read(pipe, rustix::buffer::spare_capacity(buffer))?)
+}
+
+/// The bytes of one cell.
+#[derive(Debug)]
+pub(super) struct Capture {
+    chars_max: usize,
+    stdout: Kept,
+    stderr: Kept,
+    arrivals: Vec<Arrival>,
+    chars_kept: usize,
+    bytes_kept: usize,
+    truncated: bool,
+    /// What may still arrive once the cap is reached, in characters.
+    tail_chars_left: usize,
+}
+
+/// What came, in the order it came.
+#[derive(Debug)]
+enum Arrival {
+    /// So many kept bytes of a stream.
+    Text(Stream, usize),
+    Display(Output),
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    bytes: Vec<u8>,
+    /// All bytes that came, kept or not.
+    seen: usize,
+}
+
+impl Capture {
+    pub(super) fn new(chars_max: usize) -> Capture {
+        Capture {
+            chars_max,
+            stdout: Kept::default(),
+            stderr: Kept::default(),
+            arrivals: Vec::new(),
+            chars_kept: 0,
+            bytes_kept: 0,
+            truncated: false,
+            tail_chars_left: TAIL_CHARS_MAX,
+        }
+    }
+
+    /// Reads `tap` once. True when it gave as much as there was room for, so that more may wait.
+    pub(super) fn read_once(&mut self, stream: Stream, tap: &mut Tap, wake: Wake) -> bool {
+        let kept = self.kept(stream);
+        let before = kept.bytes.len();
+        kept.bytes.reserve(if before == 0 { FIRST_READ_BYTES } else { READ_BYTES });
+        let room = kept.bytes.capacity() - before;
+        let Some(bytes) = tap.read(&mut kept.bytes, wake) else { return false };
+        kept.seen = kept.seen.saturating_add(bytes);
+        self.account(stream, before);
+        bytes == room
+    }
+
+    /// Takes what is in the pipe at the end of a cell, without waiting. `expected` is what the interpreter
+    /// says to have written: a pipe in packet mode gives less per read than it holds.
+    pub(super) fn drain(&mut self, stream: Stream, tap: &mut Tap, expected: usize) {
+        let seen_before = self.kept(stream).seen;
+        loop {
+            let already = self.kept(stream).seen;
+            let filled = self.read_once(stream, tap, Wake::Reply);
+            let seen = self.kept(stream).seen;
+            let wanted = filled || seen < expected;
+            if seen == already || !wanted || seen - seen_before >= DRAIN_BYTES_MAX {
+                return;
+            }
+        }
+    }
+
+    /// Takes a rich output whole, or not at all when it goes over the cap.
+    pub(super) fn insert(&mut self, display: Output, chars: usize) {
+        if !self.truncated && chars <= self.chars_left() {
+            self.chars_kept += chars;
+        } else if chars <= self.tail_chars_left {
+            self.tail_chars_left -= chars;
+        } else {
+            self.truncated = true;
+            return;
+        }
+        self.arrivals.push(Arrival::Display(display));
+    }
+
+    /// True when something was left out.
+    pub(super) fn is_truncated(&self) -> bool {
+        self.truncated
+    }
+
+    /// Characters left for the result and the error: those of the cell, or the tail's.
+    pub(super) fn chars_left_for_end(&self) -> usize {
+        self.chars_left().max(self.tail_chars_left)
+    }
+
+    fn chars_left(&self) -> usize {
+        self.chars_max.saturating_sub(self.chars_kept)
+    }
+
+    fn kept(&mut self, stream: Stream) -> &mut Kept {
+        match stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+        }
+    }
+
+    /// Books the bytes of `stream` from `before` on, and gives back what is beyond the cap.
+    fn account(&mut self, stream: Stream, before: usize) {
+        let (chars_left, full) = (self.chars_left(), self.truncated);
+        // Bytes that are no text count no characters, so they have a bound of their own.
+        let bytes_left = self.chars_max.saturating_mul(CHAR_BYTES_MAX).saturating_sub(self.bytes_kept);
+        let kept = self.kept(stream);
+        let fresh = &kept.bytes[before..];
+        let take = if full { 0 } else { bytes_of_chars(fresh, chars_left).min(bytes_left) };
+        let cut = take < fresh.len();
+        let chars = count_chars(&fresh[..take]);
+        kept.bytes.truncate(before + take);
+        self.truncated |= cut;
+        self.chars_kept += chars;
+        self.bytes_kept += take;
+        match self.arrivals.last_mut() {
+            Some(Arrival::Text(last, bytes)) if *last == stream => *bytes += take,
+            _ if take > 0 => self.arrivals.push(Arrival::Text(stream, take)),
+            _ => {}
+        }
+    }
+
+    /// The streams as outputs in the order of production, as far as it is known: by the interpreter's own
+    /// account when it adds up with what came, else by arrival. Neighbours of one stream are one output.
+    pub(super) fn into_outputs(self, told: &[(Stream, usize)]) -> Vec<Output> {
+        let order = if self.adds_up(told) {
+            told.iter().map(|(stream, bytes)| Arrival::Text(*stream, *bytes)).collect()
+        } else {
+            self.arrivals
+        };
+        let (mut stdout, mut stderr) = (Decoder::new(&self.stdout.bytes), Decoder::new(&self.stderr.bytes));
+        let mut outputs = Vec::new();
+        for arrival in order {
+            match arrival {
+                Arrival::Text(Stream::Stdout, bytes) => {
+                    push_text(&mut outputs, Stream::Stdout, &stdout.take(bytes))
+                }
+                Arrival::Text(Stream::Stderr, bytes) => {
+                    push_text(&mut outputs, Stream::Stderr, &stderr.take(bytes))
+                }
+                Arrival::Display(display) => outputs.push(display),
+            }
+        }
+        push_text(&mut outputs, Stream::Stdout, &stdout.finish());
+        push_text(&mut outputs, Stream::Stderr, &stderr.finish());
+        outputs
+    }
+
+    fn adds_up(&self, told: &[(Stream, usize)]) -> bool {
+        let only_text = self.arrivals.iter().all(|arrival| matches!(arrival, Arrival::Text(..)));
+        only_text
+            && expected_bytes(told, Stream::Stdout) == self.stdout.seen
+            && expected_bytes(told, Stream::Stderr) == self.stderr.seen
+    }
+}
+
+/// How many bytes of `stream` an interpreter says to have written.
+pub(super) fn expected_bytes(told: &[(Stream, usize)], stream: Stream) -> usize {
+    told.iter().filter(|entry| entry.0 == stream).fold(0, |sum, entry| sum.saturating_add(entry.1))
+}
+
+/// Appends text to the list, to the last output if it is of the same stream.
+fn push_text(outputs: &mut Vec<Output>, stream: Stream, text: &str) {
+    match outputs.last_mut() {
+        _ if text.is_empty() => {}
+        Some(Output::Stream { name, text: last }) if *name == stream => last.push_str(text),
+        _ => outputs.push(Output::Stream { name: stream, text: text.to_owned() }),
+    }
+}
+
+/// Decodes a stream piece by piece; bytes of a character that a piece does not finish wait for the next.
+struct Decoder<'a> {
+    rest: &'a [u8],
+    /// Bytes already asked for that only make a character with the bytes to come.
+    owed: usize,
+}
+
+impl<'a> Decoder<'a> {
+    fn new(bytes: &'a [u8]) -> Decoder<'a> {
+        Decoder { rest: bytes, owed: 0 }
+    }
+
+    fn take(&mut self, bytes: usize) -> String {
+        let asked = self.owed.saturating_add(bytes).min(self.rest.len());
+        let whole = whole_chars(&self.rest[..asked]);
+        let (piece, rest) = self.rest.split_at(whole);
+        self.rest = rest;
+        self.owed = asked - whole;
+        String::from_utf8_lossy(piece).into_owned()
+    }
+
+    fn finish(self) -> String {
+        String::from_utf8_lossy(self.rest).into_owned()
+    }
+}
+
+/// Length of `bytes` without the beginning of a character at its end.
+fn whole_chars(bytes: &[u8]) -> usize {
+    let tail_from = bytes.len().saturating_sub(CHAR_BYTES_MAX - 1);
+    for at in (tail_from..bytes.len()).rev() {
+        let width = match bytes[at] {
+            0xC2..=0xDF => 2,
+            0xE0..=0xEF => 3,
+            0xF0..=0xF4 => 4,
+            0x80..=0xBF => continue,
+            _ => return bytes.len(),
+        };
+        // Only what can still become a character may wait: `from_utf8` knows the finer rules.
+        let unfinished = std::str::from_utf8(&bytes[at..]).is_err_and(|error| error.error_len().is_none());
+        return if at + width > bytes.len() && unfinished { at } else { bytes.len() };
+    }
+    bytes.len()
+}
+
+/// Characters in `bytes`, were it valid. Stray continuation bytes are not counted.
+fn count_chars(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| !is_continuation(**byte)).count()
+}
+
+/// How many bytes the first `chars` characters of `bytes` take, and never more than they could in UTF-8.
+fn bytes_of_chars(bytes: &[u8], chars: usize) -> usize {
+    if bytes.len() <= chars {
+        return bytes.len();
+    }
+    let starts = bytes.iter().enumerate().filter(|(_, byte)| !is_continuation(**byte));
+    let cut = starts.map(|(at, _)| at).nth(chars).unwrap_or(bytes.len());
+    cut.min(chars.saturating_mul(CHAR_BYTES_MAX))
+}
+
+fn is_continuation(byte: u8) -> bool {
+    byte & 0xC0 == 0x80
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn captured(chars_max: usize, pieces: &[(Stream, &[u8])]) -> Capture {
+        let mut capture = Capture::new(chars_max);
+        for (stream, bytes) in pieces {
+            let kept = capture.kept(*stream);
+            let before = kept.bytes.len();
+            kept.bytes.extend_from_slice(bytes);
+            kept.seen += bytes.len();
+            capture.account(*stream, before);
+        }
+        capture
+    }
+
+    fn texts(outputs: &[Output]) -> Vec<(Stream, &str)> {
+        let text = |output| match output {
+            &Output::Stream { name, ref text } => (name, text.as_str()),
+            other => panic!("not a stream: {other:?}"),
+        };
+        outputs.iter().map(text).collect()
+    }
+
+    use Stream::{Stderr as E, Stdout as O};
+
+    #[test]
+    fn the_interpreters_order_is_used_when_it_adds_up() {
+        let capture = captured(100, &[(O, b"onethree"), (E, b"two")]);
+        let outputs = capture.into_outputs(&[(O, 3), (E, 3), (O, 5)]);
+        assert_eq!(texts(&outputs), [(O, "one"), (E, "two"), (O, "three")]);
+    }
+
+    #[test]
+    fn arrival_decides_when_a_child_wrote_as_well() {
+        let capture = captured(100, &[(O, b"one, child"), (E, b"two")]);
+        let outputs = capture.into_outputs(&[(O, 3), (E, 3)]);
+        assert_eq!(texts(&outputs), [(O, "one, child"), (E, "two")]);
+    }
+
+    #[test]
+    fn a_forged_order_that_overflows_is_not_used() {
+        let capture = captured(100, &[(O, b"x")]);
+        let outputs = capture.into_outputs(&[(O, usize::MAX), (O, usize::MAX)]);
+        assert_eq!(texts(&outputs), [(O, "x")]);
+    }
+
+    #[test]
+    fn a_character_split_over_two_reads_is_whole() {
+        let smile = "\u{1f600}".as_bytes();
+        let capture = captured(100, &[(O, &smile[..2]), (E, b"!"), (O, &smile[2..])]);
+        assert_eq!(texts(&capture.into_outputs(&[])), [(E, "!"), (O, "\u{1f600}")]);
+    }
+
+    #[test]
+    fn the_head_is_kept_and_the_rest_only_counted() {
+        let mut capture = captured(5, &[(O, "äöü".as_bytes()), (E, b"abc"), (O, b"more")]);
+        assert!(capture.is_truncated());
+        assert_eq!(capture.kept(O).seen, 10);
+        assert_eq!(texts(&capture.into_outputs(&[])), [(O, "äöü"), (E, "ab")]);
+    }
+
+    #[test]
+    fn exactly_the_cap_is_not_too_much() {
+        assert!(!captured(3, &[(O, "äöü".as_bytes())]).is_truncated());
+    }
+
+    #[test]
+    fn continuation_bytes_alone_cannot_grow_without_end() {
+        let noise = vec![0x80_u8; 1_000];
+        let capture = captured(10, &vec![(O, &noise[..7]); 30]);
+        assert!(capture.is_truncated());
+        assert!(capture.stdout.bytes.len() <= 40, "{}", capture.stdout.bytes.len());
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_decode_like_the_whole(
+            bytes in proptest::collection::vec(prop_oneof![any::<u8>(), 0x80_u8..=0xBF, 0xE0_u8..=0xF4], 0..60),
+            cuts in proptest::collection::vec(0_usize..6, 0..30),
+        ) {
+            let mut decoder = Decoder::new(&bytes);
+            let mut text: String = cuts.into_iter().map(|cut| decoder.take(cut)).collect();
+            text.push_str(&decoder.finish());
+            prop_assert_eq!(text, String::from_utf8_lossy(&bytes));
+        }
+
+        #[test]
+        fn streams_hold_what_was_written_in_any_order(
+            pieces in proptest::collection::vec((any::<bool>(), "[a-zäß😀]{0,5}"), 0..12),
+        ) {
+            let stream = |first: bool| if first { O } else { E };
+            let bytes: Vec<_> = pieces.iter().map(|(s, text)| (stream(*s), text.as_bytes())).collect();
+            let outputs = captured(10_000, &bytes).into_outputs(&[]);
+            for side in [O, E] {
+                let got: String = texts(&outputs).iter().filter(|it| it.0 == side).map(|it| it.1).collect();
+                let sent: String =
+                    pieces.iter().filter(|it| stream(it.0) == side).map(|it| it.1.as_str()).collect();
+                prop_assert_eq!(got, sent);
+            }
+        }
+    }
+}

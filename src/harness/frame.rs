@@ -1,0 +1,415 @@
+//! The codec of the line protocol: request frames out, event lines in.
+//!
+//! Everything that comes in is written by a guest. A line is taken when it is an event of the cell we asked
+//! about and every field has its type; any other line is dropped, because the guest shares the descriptor
+//! with the harness. Only a line that does not end is an offence: it cannot be dropped without reading on.
+#![forbid(unsafe_code)]
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::{Bundle, ErrorOutput, Stream};
+use crate::harness::{FRAME_BYTES_MAX, ORDER_ENTRIES_MAX};
+
+/// Length of a nonce, in characters of the URL-safe alphabet (six bits each).
+const NONCE_CHARS: usize = 20;
+/// Room made for one read of the event pipe, in bytes.
+const READ_BYTES: usize = 16 * 1024;
+
+/// Names the one cell that an event belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nonce(String);
+
+impl Nonce {
+    pub fn fresh() -> Nonce {
+        // The thread's own generator: a system call per cell would be felt.
+        Nonce(nanoid::nanoid!(NONCE_CHARS, &nanoid::alphabet::SAFE, nanoid::rngs::thread_local))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What an interpreter is asked to do.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Ask<'a> {
+    /// Run a cell.
+    Cell { code: &'a str, timeout_ms: u64 },
+    /// Change the working directory before the first cell. A frame of its own: its refusal can then not
+    /// have been written by guest code.
+    WorkingDirectory(&'a str),
+    /// Evaluate something harmless in a namespace of its own, so that the first cell finds warm code paths.
+    WarmUp(&'a str),
+}
+
+/// A request that would not fit into a frame.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the code is too long for one frame ({bytes} of at most {FRAME_BYTES_MAX} bytes)")]
+pub struct FrameTooLong {
+    pub bytes: usize,
+}
+
+#[derive(Serialize)]
+struct RequestWire<'a> {
+    nonce: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    setup: Option<SetupWire<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warm: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout_ms: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct SetupWire<'a> {
+    cwd: &'a str,
+}
+
+/// One request line, with its newline.
+pub fn encode(nonce: &Nonce, ask: Ask<'_>) -> Result<Vec<u8>, FrameTooLong> {
+    let mut wire =
+        RequestWire { nonce: nonce.as_str(), setup: None, warm: None, code: None, timeout_ms: None };
+    match ask {
+        Ask::Cell { code, timeout_ms } => {
+            wire.code = Some(code);
+            wire.timeout_ms = Some(timeout_ms);
+        }
+        Ask::WorkingDirectory(cwd) => wire.setup = Some(SetupWire { cwd }),
+        Ask::WarmUp(source) => wire.warm = Some(source),
+    }
+    let mut line = serde_json::to_vec(&wire).expect("strings and numbers always have a JSON form");
+    line.push(b'\n');
+    if line.len() > FRAME_BYTES_MAX { Err(FrameTooLong { bytes: line.len() }) } else { Ok(line) }
+}
+
+/// What the interpreter says about a cell.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    Display { data: Bundle, metadata: Bundle, bytes: usize },
+    Done(Done),
+}
+
+/// The end of a cell.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Done {
+    /// The text/plain form of the last expression.
+    pub result: Option<String>,
+    pub error: Option<ErrorOutput>,
+    /// In which order the interpreter wrote how many bytes to which stream; empty when it does not say.
+    pub order: Vec<(Stream, usize)>,
+    /// The set-up could not be done; the errno, 0 when it names none.
+    pub refused: Option<i32>,
+}
+
+/// An interpreter sent a line longer than [`FRAME_BYTES_MAX`].
+#[derive(Copy, Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the interpreter sent a line of more than {FRAME_BYTES_MAX} bytes on its control pipe")]
+pub struct LineTooLong;
+
+#[derive(Deserialize)]
+struct EventWire {
+    nonce: String,
+    event: String,
+    #[serde(default)]
+    data: Bundle,
+    #[serde(default)]
+    metadata: Bundle,
+    #[serde(default)]
+    result: Option<String>,
+    #[serde(default)]
+    error: Option<ErrorWire>,
+    #[serde(default)]
+    order: Option<Vec<(String, usize)>>,
+    #[serde(default)]
+    refused: Option<RefusedWire>,
+}
+
+#[derive(Deserialize)]
+struct ErrorWire {
+    ename: String,
+    evalue: String,
+    #[serde(default)]
+    traceback: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct RefusedWire {
+    #[serde(default)]
+    errno: i32,
+}
+
+/// Puts lines together from whatever pieces the pipe gives.
+#[derive(Debug, Default)]
+pub struct EventReader {
+    buffer: Vec<u8>,
+    /// Before here, `buffer` has been read.
+    start: usize,
+    /// Before here, what has not been read is known to hold no newline.
+    searched: usize,
+}
+
+impl EventReader {
+    /// Where the next bytes of the pipe go, with room for [`READ_BYTES`].
+    pub fn buffer(&mut self) -> &mut Vec<u8> {
+        // Once per read of the pipe and not once per line: a guest can send 32,000 empty lines in one read.
+        self.buffer.drain(..self.start);
+        self.searched -= self.start;
+        self.start = 0;
+        if self.buffer.is_empty() && self.buffer.capacity() > 4 * READ_BYTES {
+            self.buffer = Vec::new();
+        }
+        self.buffer.reserve(READ_BYTES);
+        &mut self.buffer
+    }
+
+    /// The next event of the cell `nonce`, if a whole one is here. Lines that are none are dropped.
+    pub fn next(&mut self, nonce: &Nonce) -> Result<Option<Event>, LineTooLong> {
+        while let Some(line) = self.next_line()? {
+            if let Some(event) = parse(&self.buffer[line], nonce) {
+                return Ok(Some(event));
+            }
+        }
+        Ok(None)
+    }
+
+    fn next_line(&mut self) -> Result<Option<Range<usize>>, LineTooLong> {
+        let newline = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n');
+        let end = newline.map_or(self.buffer.len(), |at| self.searched + at);
+        if end - self.start >= FRAME_BYTES_MAX {
+            return Err(LineTooLong);
+        }
+        if newline.is_none() {
+            self.searched = self.buffer.len();
+            return Ok(None);
+        }
+        let line = self.start..end;
+        self.start = end + 1;
+        self.searched = self.start;
+        Ok(Some(line))
+    }
+}
+
+fn parse(line: &[u8], nonce: &Nonce) -> Option<Event> {
+    let wire = decode(line)?;
+    if wire.nonce != nonce.0 {
+        return None;
+    }
+    match wire.event.as_str() {
+        "display" => Some(Event::Display { data: wire.data, metadata: wire.metadata, bytes: line.len() }),
+        "done" => Some(Event::Done(Done {
+            result: wire.result,
+            error: wire.error.map(|it| ErrorOutput {
+                ename: it.ename,
+                evalue: it.evalue,
+                traceback: it.traceback,
+            }),
+            order: wire.order.and_then(read_order).unwrap_or_default(),
+            refused: wire.refused.map(|it| it.errno),
+        })),
+        _ => None,
+    }
+}
+
+/// Strict first, because an honest line nearly always is; then once more with its text repaired.
+fn decode(line: &[u8]) -> Option<EventWire> {
+    // serde would also take a list for a struct; an event is an object.
+    if !line.trim_ascii_start().starts_with(b"{") {
+        return None;
+    }
+    if let Ok(wire) = serde_json::from_slice(line) {
+        return Some(wire);
+    }
+    let text = String::from_utf8_lossy(line);
+    serde_json::from_str(&repair_surrogates(&text)).ok()
+}
+
+fn read_order(entries: Vec<(String, usize)>) -> Option<Vec<(Stream, usize)>> {
+    if entries.len() > ORDER_ENTRIES_MAX {
+        return None;
+    }
+    let read = |(name, bytes): (String, usize)| match name.as_str() {
+        "o" => Some((Stream::Stdout, bytes)),
+        "e" => Some((Stream::Stderr, bytes)),
+        _ => None,
+    };
+    entries.into_iter().map(read).collect()
+}
+
+/// Replaces `\uD800`-like escapes that belong to no pair with `\uFFFD`. A Python string can hold a lone
+/// surrogate and `json.dumps` writes it; a Rust string cannot.
+fn repair_surrogates(json: &str) -> Cow<'_, str> {
+    if !json.contains("\\u") {
+        return Cow::Borrowed(json);
+    }
+    let mut repaired = String::with_capacity(json.len());
+    let mut rest = json;
+    while let Some(at) = rest.find('\\') {
+        repaired.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let taken = match (escaped_unit(rest), rest.get(6..).and_then(escaped_unit)) {
+            (Some(0xD800..=0xDBFF), Some(0xDC00..=0xDFFF)) => 12,
+            (Some(0xD800..=0xDFFF), _) => {
+                repaired.push_str("\\ufffd");
+                rest = &rest[6..];
+                continue;
+            }
+            (Some(_), _) => 6,
+            // A backslash and what it escapes, whole, so that `\\ud800` stays the text it is.
+            (None, _) => 1 + rest[1..].chars().next().map_or(0, char::len_utf8),
+        };
+        repaired.push_str(&rest[..taken]);
+        rest = &rest[taken..];
+    }
+    repaired.push_str(rest);
+    Cow::Owned(repaired)
+}
+
+/// The code unit of a `\uXXXX` at the start of `text`.
+fn escaped_unit(text: &str) -> Option<u16> {
+    let digits = text.strip_prefix("\\u")?.get(..4)?;
+    if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        u16::from_str_radix(digits, 16).ok()
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn nonce() -> Nonce {
+        Nonce("N".to_owned())
+    }
+
+    fn read(bytes: &[u8]) -> Vec<Event> {
+        let mut reader = EventReader::default();
+        reader.buffer().extend_from_slice(bytes);
+        std::iter::from_fn(|| reader.next(&nonce()).expect("no line is too long")).collect()
+    }
+
+    fn done(line: &str) -> Option<Done> {
+        match read(format!("{line}\n").as_bytes()).pop()? {
+            Event::Done(done) => Some(done),
+            Event::Display { .. } => None,
+        }
+    }
+
+    #[test]
+    fn a_request_is_one_line_with_only_what_it_asks() {
+        let cell = encode(&nonce(), Ask::Cell { code: "print('a')\n", timeout_ms: 30_000 }).expect("fits");
+        assert_eq!(cell, b"{\"nonce\":\"N\",\"code\":\"print('a')\\n\",\"timeout_ms\":30000}\n");
+        let setup = encode(&nonce(), Ask::WorkingDirectory("/tmp")).expect("fits");
+        assert_eq!(setup, b"{\"nonce\":\"N\",\"setup\":{\"cwd\":\"/tmp\"}}\n");
+        let warm = encode(&nonce(), Ask::WarmUp("print(1)")).expect("fits");
+        assert_eq!(warm, b"{\"nonce\":\"N\",\"warm\":\"print(1)\"}\n");
+    }
+
+    #[test]
+    fn a_done_frame_is_read_whole() {
+        let line = r#"{"nonce":"N","event":"done","result":"21","error":{"ename":"E","evalue":"v","traceback":["t"]},"order":[["o",12],["e",5]]}"#;
+        let done = done(line).expect("an honest frame");
+        assert_eq!(done.result.as_deref(), Some("21"));
+        assert_eq!(done.order, [(Stream::Stdout, 12), (Stream::Stderr, 5)]);
+        assert_eq!(done.error.expect("an error").traceback, ["t"]);
+        assert_eq!(done.refused, None);
+    }
+
+    #[test]
+    fn a_frame_with_another_nonce_is_dropped() {
+        assert_eq!(done(r#"{"nonce":"M","event":"done","result":"forged"}"#), None);
+    }
+
+    #[test]
+    fn a_field_of_the_wrong_type_drops_the_frame() {
+        assert_eq!(done(r#"{"nonce":"N","event":"done","result":7}"#), None);
+        assert_eq!(done(r#"{"nonce":"N","event":"done","order":[["o",-1]]}"#), None);
+        assert_eq!(done(r#"["N","done"]"#), None);
+    }
+
+    #[test]
+    fn garbage_between_frames_is_skipped() {
+        let bytes = b"\n\xff\xfe{]\nnull\n{\"nonce\":\"N\",\"event\":\"done\",\"result\":\"1\"}\ntail";
+        assert_eq!(read(bytes).len(), 1);
+    }
+
+    #[test]
+    fn a_lone_surrogate_becomes_a_replacement_character() {
+        let text = |escape: &str| {
+            done(&format!(r#"{{"nonce":"N","event":"done","result":"{escape}"}}"#))
+                .and_then(|done| done.result)
+                .expect("repaired")
+        };
+        assert_eq!(text(r"a\ud800b"), "a\u{fffd}b");
+        assert_eq!(text(r"\udc00\ud800\ud83d\ude00"), "\u{fffd}\u{fffd}\u{1f600}");
+        assert_eq!(text(r"\ud800\\ud800\n"), "\u{fffd}\\ud800\n");
+    }
+
+    #[test]
+    fn invalid_utf8_in_a_frame_is_repaired() {
+        let events = read(b"{\"nonce\":\"N\",\"event\":\"done\",\"result\":\"a\xffb\"}\n");
+        let [Event::Done(done)] = &events[..] else { panic!("one done frame") };
+        assert_eq!(done.result.as_deref(), Some("a\u{fffd}b"));
+    }
+
+    #[test]
+    fn an_order_list_beyond_its_cap_is_left_out() {
+        let entries = vec!["[\"o\",1]"; ORDER_ENTRIES_MAX + 1].join(",");
+        let done = done(&format!(r#"{{"nonce":"N","event":"done","order":[{entries}]}}"#)).expect("a frame");
+        assert!(done.order.is_empty());
+    }
+
+    #[test]
+    fn a_line_that_does_not_end_is_an_offence() {
+        let mut reader = EventReader::default();
+        reader.buffer().resize(FRAME_BYTES_MAX, b'x');
+        assert_eq!(reader.next(&nonce()), Err(LineTooLong));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_of_a_guest_break_the_reader(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = read(&bytes);
+        }
+
+        #[test]
+        fn json_like_text_of_a_guest_breaks_nothing(text in r#"[\\u{}\[\]":,a-fN0-9dD]{0,60}"#) {
+            let _ = read(format!("{{\"nonce\":\"N\",\"event\":\"done\",\"result\":\"{text}\"}}\n").as_bytes());
+        }
+
+        #[test]
+        fn pieces_of_any_size_give_the_same_events(cuts in proptest::collection::vec(1_usize..40, 1..20)) {
+            let line = "{\"nonce\":\"N\",\"event\":\"done\",\"result\":\"\u{1f600}\"}\nnoise\n";
+            let bytes = line.repeat(3).into_bytes();
+            let mut reader = EventReader::default();
+            let (mut events, mut rest) = (0, &bytes[..]);
+            for cut in cuts.iter().cycle() {
+                let (piece, tail) = rest.split_at((*cut).min(rest.len()));
+                reader.buffer().extend_from_slice(piece);
+                while reader.next(&nonce()).expect("short lines").is_some() {
+                    events += 1;
+                }
+                rest = tail;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert_eq!(events, 3);
+        }
+
+        #[test]
+        fn every_code_survives_the_request_frame(code in any::<String>()) {
+            let line = encode(&nonce(), Ask::Cell { code: &code, timeout_ms: 1 }).expect("fits");
+            prop_assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+            let value: serde_json::Value = serde_json::from_slice(&line).expect("JSON");
+            prop_assert_eq!(value["code"].as_str(), Some(code.as_str()));
+        }
+    }
+}

@@ -1,0 +1,562 @@
+//! The connection to one interpreter: requests out, events and streams in, one cell at a time.
+//!
+//! ```text
+//!  write frame ──► Quiet (2 ms) ──► Watching (to the deadline) ──► Grace (5 s more) ──► given up
+//!                    │ done            │ done                         │ done: status timeout all the same
+//!                    ▼                 ▼                              ▼
+//!                  drain both streams without waiting, assemble the outputs
+//! ```
+//!
+//! A run consumes the interpreter and gives it back only when it can take another cell. Dropping an
+//! [`Interpreter`], also in the middle of a run, ends its sandbox.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+
+use crate::engine::{Output, Stream};
+use crate::harness::FRAME_BYTES_MAX;
+use crate::harness::capture::{Capture, Tap, Wake, expected_bytes};
+use crate::harness::frame::{Ask, Done, Event, EventReader, Nonce, encode};
+use crate::harness::outcome::{CellOutcome, Ending, Parts, Stopped};
+use crate::launcher::client::Sandbox;
+use crate::launcher::plan::{Attestation, End, SandboxId};
+
+/// How long a cell runs before its streams are read: most are done by then, and one wake-up is enough.
+const QUIET: Duration = Duration::from_millis(2);
+/// How long the launcher's word on an end is waited for once the events pipe is closed.
+const END_REASON_WAIT: Duration = Duration::from_millis(200);
+/// How long an interpreter may take for a set-up or warm-up frame.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
+/// Most bytes that one cell may send on the control pipe.
+const EVENT_BYTES_MAX: usize = 4 * FRAME_BYTES_MAX;
+
+/// What bounds one cell.
+#[derive(Copy, Clone, Debug)]
+pub struct CellLimits {
+    /// Characters over both streams, the result and the error.
+    pub output_chars_max: usize,
+    /// How long a cell may still end by itself once its time is up.
+    pub grace: Duration,
+    /// The sandbox's memory, for the message when it was not enough.
+    pub memory_mib_max: u64,
+}
+
+/// One cell for an interpreter.
+#[derive(Copy, Clone, Debug)]
+pub struct Cell<'a> {
+    pub code: &'a str,
+    pub timeout: Duration,
+    pub execution_count: u64,
+}
+
+/// A run that is over.
+#[derive(Debug)]
+pub struct Ran {
+    pub outcome: CellOutcome,
+    /// Present when it can take another cell.
+    pub interpreter: Option<Interpreter>,
+}
+
+/// Why the working directory was not set. Nothing of the guest's ran.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum SetupFailed {
+    NotADirectory,
+    Gone,
+}
+
+/// The launcher's record of the sandbox behind an interpreter, for the audit.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Provenance {
+    pub sandbox: SandboxId,
+    pub attestation: Attestation,
+}
+
+/// Our ends of an interpreter's four pipes, in non-blocking mode.
+#[derive(Debug)]
+pub struct Pipes {
+    pub requests: OwnedFd,
+    pub events: OwnedFd,
+    pub stdout: OwnedFd,
+    pub stderr: OwnedFd,
+}
+
+/// An interpreter that waits for a cell.
+pub struct Interpreter {
+    requests: OwnedFd,
+    events: pipe::Receiver,
+    stdout: Tap,
+    stderr: Tap,
+    reader: EventReader,
+    ended: watch::Receiver<Option<End>>,
+    provenance: Provenance,
+    /// Ends the sandbox when dropped.
+    _guard: Box<dyn Any + Send + Sync>,
+}
+
+impl std::fmt::Debug for Interpreter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Interpreter").field("sandbox", &self.provenance.sandbox).finish_non_exhaustive()
+    }
+}
+
+impl Interpreter {
+    /// Takes over a fresh sandbox. Must run inside the async runtime.
+    pub fn new(sandbox: Sandbox) -> io::Result<Interpreter> {
+        // The sandbox keeps its own descriptors until it is dropped with the guard: its ender is private.
+        let pipes = Pipes {
+            requests: sandbox.requests.try_clone()?,
+            events: sandbox.events.try_clone()?,
+            stdout: sandbox.stdout.try_clone()?,
+            stderr: sandbox.stderr.try_clone()?,
+        };
+        let provenance = Provenance { sandbox: sandbox.id, attestation: sandbox.attestation };
+        let ended = sandbox.ended.clone();
+        Interpreter::from_pipes(pipes, ended, provenance, Box::new(sandbox))
+    }
+
+    /// From pipes, whoever is at their other end; `guard` is dropped with the interpreter.
+    pub fn from_pipes(
+        pipes: Pipes,
+        ended: watch::Receiver<Option<End>>,
+        provenance: Provenance,
+        guard: Box<dyn Any + Send + Sync>,
+    ) -> io::Result<Interpreter> {
+        Ok(Interpreter {
+            requests: pipes.requests,
+            events: pipe::Receiver::from_owned_fd_unchecked(pipes.events)?,
+            stdout: Tap::Quiet(pipes.stdout),
+            stderr: Tap::Quiet(pipes.stderr),
+            reader: EventReader::default(),
+            ended,
+            provenance,
+            _guard: guard,
+        })
+    }
+
+    /// False once the launcher has seen its end.
+    pub fn is_alive(&self) -> bool {
+        self.end().is_none()
+    }
+
+    /// How it ended, if it did.
+    pub fn end(&self) -> Option<End> {
+        *self.ended.borrow()
+    }
+
+    pub fn provenance(&self) -> Provenance {
+        self.provenance
+    }
+
+    /// Runs one cell; `stop` ends it early. The time starts now.
+    pub async fn run(
+        mut self,
+        cell: Cell<'_>,
+        limits: &CellLimits,
+        stop: &mut watch::Receiver<Option<Stopped>>,
+    ) -> Ran {
+        let timeout_ms = u64::try_from(cell.timeout.as_millis()).unwrap_or(u64::MAX);
+        let ask = Ask::Cell { code: cell.code, timeout_ms };
+        let mut talk = Talk::new(cell.timeout, limits.grace, limits.output_chars_max);
+        let (done, ending) = self.ask(ask, &mut talk, stop).await;
+        let parts = Parts {
+            capture: talk.capture,
+            done,
+            ending,
+            execution_count: cell.execution_count,
+            chars_max: limits.output_chars_max,
+            memory_mib_max: limits.memory_mib_max,
+        };
+        Ran { outcome: parts.assemble(), interpreter: ending.leaves_interpreter().then_some(self) }
+    }
+
+    /// Changes the working directory before the first cell.
+    pub async fn change_directory(self, cwd: &str) -> Result<Interpreter, SetupFailed> {
+        let (interpreter, done) = self.prepare(Ask::WorkingDirectory(cwd)).await.ok_or(SetupFailed::Gone)?;
+        if done.refused.is_some() { Err(SetupFailed::NotADirectory) } else { Ok(interpreter) }
+    }
+
+    /// Evaluates something harmless, so that the first cell finds everything warm. `None` when the
+    /// interpreter did not survive it.
+    pub async fn warm_up(self, source: &str) -> Option<Interpreter> {
+        self.prepare(Ask::WarmUp(source)).await.map(|(interpreter, _)| interpreter)
+    }
+
+    async fn prepare(mut self, ask: Ask<'_>) -> Option<(Interpreter, Done)> {
+        let mut talk = Talk::new(SETUP_TIMEOUT, Duration::ZERO, 0);
+        let (_, mut never) = watch::channel(None);
+        match self.ask(ask, &mut talk, &mut never).await {
+            (Some(done), Ending::Completed | Ending::Raised) => Some((self, done)),
+            _ => None,
+        }
+    }
+
+    async fn ask(
+        &mut self,
+        ask: Ask<'_>,
+        talk: &mut Talk,
+        stop: &mut watch::Receiver<Option<Stopped>>,
+    ) -> (Option<Done>, Ending) {
+        let frame = match encode(&talk.nonce, ask) {
+            Ok(frame) => frame,
+            Err(too_long) => return (None, Ending::CodeTooLong(too_long)),
+        };
+        if let Err(ending) = self.send(&frame, talk, stop).await {
+            return (None, ending);
+        }
+        drop(frame);
+        let (done, ending) = match self.listen(talk, stop).await {
+            Ok(done) => {
+                let ending = if talk.is_late() {
+                    Ending::TimedOut { timeout: talk.timeout }
+                } else if done.error.is_some() {
+                    Ending::Raised
+                } else {
+                    Ending::Completed
+                };
+                (Some(done), ending)
+            }
+            Err(Ending::Died(_)) => (None, Ending::Died(self.end_reason().await)),
+            Err(ending) => (None, ending),
+        };
+        self.drain(talk, done.as_ref());
+        self.stdout.unwatch();
+        self.stderr.unwatch();
+        (done, ending)
+    }
+
+    /// One write, nearly always; a frame larger than the pipe goes piece by piece.
+    async fn send(
+        &mut self,
+        frame: &[u8],
+        talk: &Talk,
+        stop: &mut watch::Receiver<Option<Stopped>>,
+    ) -> Result<(), Ending> {
+        let sent = match rustix::io::write(&self.requests, frame) {
+            Ok(sent) if sent == frame.len() => return Ok(()),
+            Ok(sent) => sent,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => 0,
+            Err(_) => return Err(self.unreachable().await),
+        };
+        let sent_whole = tokio::select! {
+            result = timeout_at(talk.given_up, write_rest(&self.requests, &frame[sent..])) => result,
+            reason = stopped(stop) => return Err(Ending::Stopped(reason)),
+        };
+        match sent_whole {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(self.unreachable().await),
+            Err(_elapsed) => Err(Ending::TimedOut { timeout: talk.timeout }),
+        }
+    }
+
+    async fn unreachable(&mut self) -> Ending {
+        self.end_reason().await.map_or(Ending::Unreachable, |end| Ending::Died(Some(end)))
+    }
+
+    /// Waits for the cell's `done`; reads the streams meanwhile if it takes its time.
+    async fn listen(
+        &mut self,
+        talk: &mut Talk,
+        stop: &mut watch::Receiver<Option<Stopped>>,
+    ) -> Result<Done, Ending> {
+        let timer = sleep_until(talk.phase_end());
+        tokio::pin!(timer);
+        loop {
+            tokio::select! {
+                read = self.events.read_buf(self.reader.buffer()) => match read {
+                    Ok(bytes) if bytes > 0 => {
+                        if let Some(done) = self.take_events(talk, bytes)? {
+                            return Ok(done);
+                        }
+                    }
+                    _ => return Err(Ending::Died(None)),
+                },
+                () = self.stdout.readable() => {
+                    talk.capture.read_once(Stream::Stdout, &mut self.stdout, Wake::Reactor);
+                }
+                () = self.stderr.readable() => {
+                    talk.capture.read_once(Stream::Stderr, &mut self.stderr, Wake::Reactor);
+                }
+                () = seen_ended(&mut self.ended) => return Err(Ending::Died(None)),
+                reason = stopped(stop) => return Err(Ending::Stopped(reason)),
+                () = &mut timer => {
+                    talk.next_phase()?;
+                    self.stdout.watch();
+                    self.stderr.watch();
+                    timer.as_mut().reset(talk.phase_end());
+                }
+            }
+        }
+    }
+
+    fn take_events(&mut self, talk: &mut Talk, bytes: usize) -> Result<Option<Done>, Ending> {
+        talk.event_bytes += bytes;
+        if talk.event_bytes > EVENT_BYTES_MAX {
+            return Err(Ending::BrokeProtocol);
+        }
+        loop {
+            match self.reader.next(&talk.nonce).map_err(|_too_long| Ending::BrokeProtocol)? {
+                None => return Ok(None),
+                Some(Event::Done(done)) => return Ok(Some(done)),
+                Some(Event::Display { data, metadata, bytes }) => {
+                    // What was printed before it is in the pipes by now, and belongs before it.
+                    self.drain(talk, None);
+                    talk.capture.insert(Output::DisplayData { data, metadata }, bytes);
+                }
+            }
+        }
+    }
+
+    fn drain(&mut self, talk: &mut Talk, done: Option<&Done>) {
+        let order = done.map_or(&[][..], |done| &done.order);
+        let expected = |stream| expected_bytes(order, stream);
+        talk.capture.drain(Stream::Stdout, &mut self.stdout, expected(Stream::Stdout));
+        talk.capture.drain(Stream::Stderr, &mut self.stderr, expected(Stream::Stderr));
+    }
+
+    /// The launcher hears of an end by itself, a moment after or before the pipes close.
+    async fn end_reason(&mut self) -> Option<End> {
+        match timeout(END_REASON_WAIT, self.ended.wait_for(Option::is_some)).await {
+            Ok(Ok(end)) => *end,
+            _ => None,
+        }
+    }
+}
+
+/// Resolves once the launcher has seen the end, or is itself gone.
+async fn seen_ended(ended: &mut watch::Receiver<Option<End>>) {
+    drop(ended.wait_for(Option::is_some).await);
+}
+
+async fn write_rest(requests: &OwnedFd, rest: &[u8]) -> io::Result<()> {
+    let mut sender = pipe::Sender::from_owned_fd_unchecked(requests.try_clone()?)?;
+    sender.write_all(rest).await
+}
+
+/// Resolves when the run is to stop; never once nobody is left who could say so.
+async fn stopped(stop: &mut watch::Receiver<Option<Stopped>>) -> Stopped {
+    if let Ok(reason) = stop.wait_for(Option::is_some).await
+        && let Some(reason) = *reason
+    {
+        return reason;
+    }
+    std::future::pending().await
+}
+
+/// What one request and its answer need to remember.
+struct Talk {
+    nonce: Nonce,
+    capture: Capture,
+    event_bytes: usize,
+    timeout: Duration,
+    phase: Phase,
+    quiet_until: Instant,
+    deadline: Instant,
+    given_up: Instant,
+}
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    Quiet,
+    Watching,
+    Grace,
+}
+
+impl Talk {
+    fn new(timeout: Duration, grace: Duration, chars_max: usize) -> Talk {
+        let now = Instant::now();
+        let deadline = now + timeout;
+        Talk {
+            nonce: Nonce::fresh(),
+            capture: Capture::new(chars_max),
+            event_bytes: 0,
+            timeout,
+            phase: Phase::Quiet,
+            quiet_until: deadline.min(now + QUIET),
+            deadline,
+            given_up: deadline + grace,
+        }
+    }
+
+    fn phase_end(&self) -> Instant {
+        match self.phase {
+            Phase::Quiet => self.quiet_until,
+            Phase::Watching => self.deadline,
+            Phase::Grace => self.given_up,
+        }
+    }
+
+    fn next_phase(&mut self) -> Result<(), Ending> {
+        self.phase = match self.phase {
+            Phase::Quiet => Phase::Watching,
+            Phase::Watching => Phase::Grace,
+            Phase::Grace => return Err(Ending::TimedOut { timeout: self.timeout }),
+        };
+        Ok(())
+    }
+
+    fn is_late(&self) -> bool {
+        self.phase == Phase::Grace
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::fake::Fake;
+    use crate::harness::outcome::stream_text;
+
+    const LIMITS: CellLimits =
+        CellLimits { output_chars_max: 1_000, grace: Duration::from_millis(300), memory_mib_max: 512 };
+
+    async fn run_for(interpreter: Interpreter, code: &str, timeout: Duration) -> Ran {
+        let (_keep, mut stop) = watch::channel(None);
+        interpreter.run(Cell { code, timeout, execution_count: 1 }, &LIMITS, &mut stop).await
+    }
+
+    async fn run(code: &str) -> Ran {
+        run_for(Fake::interpreter(), code, Duration::from_secs(10)).await
+    }
+
+    fn stream(name: Stream, text: &str) -> Output {
+        Output::Stream { name, text: text.to_owned() }
+    }
+
+    fn last_error(ran: &Ran) -> (&str, &str) {
+        match ran.outcome.outputs.last() {
+            Some(Output::Error(error)) => (&error.ename, &error.evalue),
+            other => panic!("no error: {other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn outputs_come_in_the_order_they_were_written() {
+        let ran = run("out a\nerr b\nout c\nresult 42").await;
+        assert_eq!(ran.outcome.ending, Ending::Completed);
+        let (out, err) = (Stream::Stdout, Stream::Stderr);
+        assert_eq!(ran.outcome.outputs[..3], [stream(out, "a\n"), stream(err, "b\n"), stream(out, "c\n")]);
+        assert!(matches!(ran.outcome.outputs[3], Output::ExecuteResult { .. }));
+        assert!(ran.interpreter.is_some());
+    }
+
+    #[tokio::test]
+    async fn an_exception_leaves_the_interpreter() {
+        let ran = run("raise KeyError 'missing'").await;
+        assert_eq!(ran.outcome.ending, Ending::Raised);
+        assert_eq!(last_error(&ran), ("KeyError", "'missing'"));
+        let again = run_for(ran.interpreter.expect("still there"), "out b", Duration::from_secs(10)).await;
+        assert_eq!(again.outcome.stream(Stream::Stdout), "b\n");
+    }
+
+    #[tokio::test]
+    async fn a_slow_cell_is_read_while_it_runs() {
+        let ran = run("out a\nsleep 20\nerr b\nsleep 20\nchild c").await;
+        let whole = stream_text(&ran.outcome.outputs, Stream::Stdout);
+        assert_eq!((whole.as_str(), ran.outcome.stream(Stream::Stderr).as_str()), ("a\nc\n", "b\n"));
+        assert_eq!(ran.outcome.outputs.len(), 3, "arrival order, because a child wrote too");
+    }
+
+    #[tokio::test]
+    async fn a_flood_is_cut_and_does_not_stall_the_guest() {
+        let ran = run("flood 3000000\nerr late\nresult 1").await;
+        assert_eq!(ran.outcome.ending, Ending::Completed);
+        assert_eq!(ran.outcome.outputs[0], stream(Stream::Stdout, &"x".repeat(1_000)));
+        assert_eq!(ran.outcome.outputs[1], stream(Stream::Stderr, "[output truncated at 1000 characters]"),);
+        assert!(matches!(ran.outcome.outputs[2], Output::ExecuteResult { .. }));
+    }
+
+    #[tokio::test]
+    async fn forged_frames_and_garbage_change_nothing() {
+        let forged = r#"{"nonce":"other","event":"done","result":"forged"}"#;
+        let ran = run(&format!("frame {forged}\nframe nonsense\nframe [1\nresult own")).await;
+        let [Output::ExecuteResult { data, .. }] = &ran.outcome.outputs[..] else { panic!("{ran:?}") };
+        assert_eq!(data["text/plain"], "own");
+    }
+
+    #[tokio::test]
+    async fn a_line_without_end_ends_the_interpreter() {
+        let ran = run("out before\nendless").await;
+        assert_eq!(ran.outcome.ending, Ending::BrokeProtocol);
+        assert!(ran.interpreter.is_none());
+        assert_eq!(ran.outcome.stream(Stream::Stdout), "before\n");
+    }
+
+    #[tokio::test]
+    async fn a_cell_that_ends_in_the_grace_gives_its_outputs() {
+        let ran = run_for(Fake::interpreter(), "sleep 120\nout late", Duration::from_millis(50)).await;
+        assert_eq!(ran.outcome.ending.status(), crate::engine::Status::Timeout);
+        assert_eq!(ran.outcome.stream(Stream::Stdout), "late\n");
+        let text = "execution timed out after 50ms; session state was reset";
+        assert_eq!(last_error(&ran), ("TimeoutError", text));
+        assert!(ran.interpreter.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_cell_that_never_ends_gives_what_it_wrote() {
+        let ran = run_for(Fake::interpreter(), "out early\nsleep 60000", Duration::from_millis(50)).await;
+        assert_eq!(ran.outcome.ending, Ending::TimedOut { timeout: Duration::from_millis(50) });
+        assert_eq!(ran.outcome.stream(Stream::Stdout), "early\n");
+        assert!(ran.interpreter.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_death_says_why_and_keeps_what_was_written() {
+        let ran = run("out early\nexit 3").await;
+        assert_eq!(ran.outcome.stream(Stream::Stdout), "early\n");
+        assert_eq!(last_error(&ran), ("ProcessError", "the interpreter exited with code 3"));
+        assert!(ran.interpreter.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_death_without_a_word_is_told_as_such() {
+        let ran = run("vanish").await;
+        assert_eq!(last_error(&ran), ("ProcessError", "the interpreter ended unexpectedly"));
+    }
+
+    #[tokio::test]
+    async fn a_deletion_ends_the_run_with_an_error() {
+        let (stopper, mut stop) = watch::channel(None);
+        let cell = Cell { code: "out a\nsleep 60000", timeout: Duration::from_secs(60), execution_count: 1 };
+        let later = async {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            stopper.send_replace(Some(Stopped::SessionDeleted));
+        };
+        let (ran, ()) = tokio::join!(Fake::interpreter().run(cell, &LIMITS, &mut stop), later);
+        assert_eq!(last_error(&ran), ("ProcessError", "the session was deleted"));
+        assert_eq!(ran.outcome.stream(Stream::Stdout), "a\n");
+    }
+
+    #[tokio::test]
+    async fn a_frame_larger_than_the_pipe_arrives() {
+        let ran = run(&format!("count {}", "y".repeat(300_000))).await;
+        let [Output::ExecuteResult { data, .. }] = &ran.outcome.outputs[..] else { panic!("{ran:?}") };
+        assert_eq!(data["text/plain"], "300000");
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_is_none_is_refused_before_any_code() {
+        let refused = Fake::interpreter().change_directory("/missing").await;
+        assert_eq!(refused.err(), Some(SetupFailed::NotADirectory));
+        assert!(Fake::interpreter().change_directory("/tmp").await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_warm_up_leaves_nothing_behind() {
+        let interpreter = Fake::interpreter().warm_up("out warm").await.expect("survives");
+        let ran = run_for(interpreter, "out a", Duration::from_secs(10)).await;
+        assert_eq!(ran.outcome.stream(Stream::Stdout), "a\n");
+    }
+
+    #[tokio::test]
+    async fn split_characters_survive_slow_writes() {
+        let ran = run("bytes f09f\nsleep 20\nbytes 9880").await;
+        assert_eq!(ran.outcome.stream(Stream::Stdout), "\u{1f600}");
+    }
+}

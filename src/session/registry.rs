@@ -1,0 +1,334 @@
+//! All sessions, by tenant. One lock, held for look-ups only.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use crate::engine::{Language, Refusal, TenantId};
+use crate::session::id::SessionId;
+use crate::session::state::CloseReason;
+use crate::session::{Birth, Session, SessionEntry, SessionKey};
+
+/// What bounds sessions.
+#[derive(Copy, Clone, Debug)]
+pub struct SessionLimits {
+    /// Live sessions of one tenant, over both languages.
+    pub sessions_max: usize,
+    /// Cells that wait for one session.
+    pub waiting_max: usize,
+    /// A session that nobody uses for this long is closed.
+    pub idle_max: Duration,
+}
+
+/// Finds, makes and closes sessions.
+#[derive(Debug)]
+pub struct Registry {
+    limits: SessionLimits,
+    books: Mutex<Books>,
+}
+
+type OfTenant = BTreeMap<(SessionId, Language), Arc<Session>>;
+
+#[derive(Debug)]
+struct Books {
+    tenants: HashMap<TenantId, OfTenant>,
+    /// Sessions that lived before the daemon restarted and have not been seen since.
+    remembered: HashSet<SessionKey>,
+    closed: bool,
+}
+
+impl Registry {
+    pub fn new(limits: SessionLimits, remembered: HashSet<SessionKey>) -> Registry {
+        Registry { limits, books: Mutex::new(Books { tenants: HashMap::new(), remembered, closed: false }) }
+    }
+
+    pub fn limits(&self) -> SessionLimits {
+        self.limits
+    }
+
+    /// The session `key`, made with `birth` when there is none. Never evicts another.
+    pub fn find_or_create(
+        &self,
+        key: &SessionKey,
+        birth: impl FnOnce() -> Birth,
+    ) -> Result<Arc<Session>, Refusal> {
+        let mut books = self.lock();
+        if books.closed {
+            return Err(Refusal::ShuttingDown);
+        }
+        let Books { tenants, remembered, .. } = &mut *books;
+        let sessions = tenants.entry(key.tenant.clone()).or_default();
+        let place = (key.id.clone(), key.language);
+        if let Some(session) = sessions.get(&place) {
+            return Ok(Arc::clone(session));
+        }
+        if sessions.len() >= self.limits.sessions_max {
+            return Err(Refusal::TooManySessions { max: self.limits.sessions_max });
+        }
+        let restarted = remembered.remove(key);
+        let session = Arc::new(Session::new(key.clone(), birth(), self.limits.waiting_max, restarted));
+        sessions.insert(place, Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// A tenant's sessions with the key of the listing: the id, or `<language>:<id>` for the younger of two
+    /// sessions with one id.
+    pub fn list(&self, tenant: &TenantId) -> Vec<(String, SessionEntry)> {
+        let sessions = self.of_tenant(tenant);
+        let mut listed = Vec::with_capacity(sessions.len());
+        for session in &sessions {
+            let is_second = sessions.iter().any(|other| {
+                other.key.id == session.key.id
+                    && other.key.language != session.key.language
+                    && (other.created_at, other.key.language) < (session.created_at, session.key.language)
+            });
+            let id = session.key.id.as_str();
+            let key = if is_second { format!("{}:{id}", session.key.language.name()) } else { id.to_owned() };
+            listed.push((key, session.entry(self.limits.idle_max)));
+        }
+        listed
+    }
+
+    /// One session, by its id or by its key of the listing.
+    pub fn get(&self, tenant: &TenantId, name: &str) -> Option<SessionEntry> {
+        self.list(tenant).into_iter().find(|(key, _)| key == name).map(|(_, entry)| entry)
+    }
+
+    pub fn entry(&self, session: &Session) -> SessionEntry {
+        session.entry(self.limits.idle_max)
+    }
+
+    /// Closes a tenant's sessions called `name`: both languages' by the plain id, one's by the long key.
+    /// Returns what was closed and what was only remembered, for the store.
+    pub fn delete(&self, tenant: &TenantId, name: &str) -> Deleted {
+        let plain: Vec<_> =
+            self.of_tenant(tenant).into_iter().filter(|session| session.key.id.as_str() == name).collect();
+        let sessions = if plain.is_empty() { self.by_long_key(tenant, name) } else { plain };
+        let closed = self.close_all(sessions, CloseReason::Deleted);
+        let forgotten = self.forget(|key| key.tenant == *tenant && key.id.as_str() == name);
+        Deleted { closed, forgotten }
+    }
+
+    /// Closes all of a tenant's sessions.
+    pub fn clear(&self, tenant: &TenantId) -> Deleted {
+        let closed = self.close_all(self.of_tenant(tenant), CloseReason::Deleted);
+        let forgotten = self.forget(|key| key.tenant == *tenant);
+        Deleted { closed, forgotten }
+    }
+
+    /// Closes what nobody has used for too long.
+    pub fn close_idle(&self) -> Vec<SessionKey> {
+        let is_idle =
+            |session: &Arc<Session>| session.idle_for().is_some_and(|idle| idle >= self.limits.idle_max);
+        let idle = self.all().into_iter().filter(is_idle).collect();
+        self.close_all(idle, CloseReason::Idle)
+    }
+
+    /// Takes out a session that never ran anything and that nobody waits for.
+    pub fn remove_unborn(&self, session: &Arc<Session>) {
+        if session.is_unborn() {
+            self.close(session, CloseReason::NeverStarted);
+        }
+    }
+
+    /// Closes one session, if it is still the one under its name.
+    pub fn close(&self, session: &Arc<Session>, reason: CloseReason) -> bool {
+        let mut books = self.lock();
+        let place = (session.key.id.clone(), session.key.language);
+        let mut removed = false;
+        if let Some(sessions) = books.tenants.get_mut(&session.key.tenant) {
+            if sessions.get(&place).is_some_and(|current| Arc::ptr_eq(current, session)) {
+                sessions.remove(&place);
+                removed = true;
+            }
+            if sessions.is_empty() {
+                books.tenants.remove(&session.key.tenant);
+            }
+        }
+        drop(books);
+        session.close(reason);
+        removed
+    }
+
+    /// Closes everything and makes no session any more.
+    pub fn shut_down(&self) {
+        self.lock().closed = true;
+        self.close_all(self.all(), CloseReason::ShuttingDown);
+    }
+
+    /// Live sessions of all tenants.
+    pub fn count(&self) -> usize {
+        self.lock().tenants.values().map(BTreeMap::len).sum()
+    }
+
+    fn close_all(&self, sessions: Vec<Arc<Session>>, reason: CloseReason) -> Vec<SessionKey> {
+        let closed = sessions.into_iter().filter(|session| self.close(session, reason));
+        closed.map(|session| session.key.clone()).collect()
+    }
+
+    fn by_long_key(&self, tenant: &TenantId, name: &str) -> Vec<Arc<Session>> {
+        let Some((language, id)) = name.split_once(':') else { return Vec::new() };
+        let fits =
+            |session: &Arc<Session>| session.key.language.name() == language && session.key.id.as_str() == id;
+        self.of_tenant(tenant).into_iter().filter(fits).collect()
+    }
+
+    fn forget(&self, which: impl Fn(&SessionKey) -> bool) -> Vec<SessionKey> {
+        self.lock().remembered.extract_if(|key| which(key)).collect()
+    }
+
+    fn of_tenant(&self, tenant: &TenantId) -> Vec<Arc<Session>> {
+        self.lock().tenants.get(tenant).map_or_else(Vec::new, |sessions| sessions.values().cloned().collect())
+    }
+
+    fn all(&self) -> Vec<Arc<Session>> {
+        self.lock().tenants.values().flat_map(BTreeMap::values).cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().expect("no code panics while it holds the registry's books")
+    }
+}
+
+/// What a deletion met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deleted {
+    pub closed: Vec<SessionKey>,
+    pub forgotten: Vec<SessionKey>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launcher::plan::{Account, SpaceId};
+    use crate::session::NoTurn;
+
+    fn registry() -> Registry {
+        let limits = SessionLimits { sessions_max: 3, waiting_max: 2, idle_max: Duration::from_millis(20) };
+        Registry::new(limits, HashSet::new())
+    }
+
+    fn key(tenant: &str, language: Language, id: &str) -> SessionKey {
+        SessionKey { tenant: TenantId(tenant.to_owned()), language, id: SessionId::parse(id).expect("valid") }
+    }
+
+    fn birth() -> Birth {
+        Birth { space: SpaceId(1), account: Account(0), cwd: None, up_front: true }
+    }
+
+    fn create(registry: &Registry, key: &SessionKey) -> Arc<Session> {
+        registry.find_or_create(key, birth).expect("room")
+    }
+
+    #[test]
+    fn the_cap_counts_both_languages_of_one_tenant_and_evicts_nobody() {
+        let registry = registry();
+        create(&registry, &key("a", Language::Python, "1"));
+        create(&registry, &key("a", Language::JavaScript, "1"));
+        create(&registry, &key("a", Language::Python, "2"));
+        let fourth = registry.find_or_create(&key("a", Language::Python, "3"), birth);
+        assert_eq!(fourth.err(), Some(Refusal::TooManySessions { max: 3 }));
+        create(&registry, &key("b", Language::Python, "3"));
+        create(&registry, &key("a", Language::Python, "1"));
+        assert_eq!(registry.count(), 4);
+    }
+
+    #[test]
+    fn the_second_language_of_an_id_is_listed_by_its_long_key() {
+        let registry = registry();
+        let tenant = TenantId("a".to_owned());
+        create(&registry, &key("a", Language::JavaScript, "s"));
+        std::thread::sleep(Duration::from_millis(2));
+        create(&registry, &key("a", Language::Python, "s"));
+        let keys: Vec<_> =
+            registry.list(&tenant).into_iter().map(|(key, entry)| (key, entry.language)).collect();
+        assert!(keys.contains(&("s".to_owned(), Language::JavaScript)), "{keys:?}");
+        assert!(keys.contains(&("python:s".to_owned(), Language::Python)), "{keys:?}");
+        assert_eq!(registry.get(&tenant, "python:s").map(|it| it.language), Some(Language::Python));
+        assert_eq!(registry.delete(&tenant, "python:s").closed.len(), 1);
+        create(&registry, &key("a", Language::Python, "s"));
+        assert_eq!(registry.delete(&tenant, "s").closed.len(), 2);
+        assert!(registry.get(&tenant, "s").is_none());
+    }
+
+    #[test]
+    fn tenants_do_not_see_each_other() {
+        let registry = registry();
+        create(&registry, &key("a", Language::Python, "s"));
+        let other = TenantId("b".to_owned());
+        assert!(registry.list(&other).is_empty());
+        assert!(registry.delete(&other, "s").closed.is_empty());
+        assert!(registry.clear(&other).closed.is_empty());
+        assert_eq!(registry.count(), 1);
+    }
+
+    #[test]
+    fn an_idle_session_is_closed_and_its_name_is_free() {
+        let registry = registry();
+        let first = create(&registry, &key("a", Language::Python, "s"));
+        assert!(registry.close_idle().is_empty());
+        std::thread::sleep(Duration::from_millis(25));
+        assert_eq!(registry.close_idle().len(), 1);
+        let second = create(&registry, &key("a", Language::Python, "s"));
+        assert!(!Arc::ptr_eq(&first, &second));
+        assert!(!registry.close(&first, CloseReason::Deleted), "the new one is not the old one");
+        assert_eq!(registry.count(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_session_that_runs_is_not_idle() {
+        let registry = registry();
+        let session = create(&registry, &key("a", Language::Python, "s"));
+        let turn = session.turn().await.expect("first");
+        session.begin(&turn);
+        std::thread::sleep(Duration::from_millis(25));
+        assert!(registry.close_idle().is_empty());
+    }
+
+    #[tokio::test]
+    async fn turns_come_in_order_and_the_queue_has_an_end() {
+        let registry = registry();
+        let session = create(&registry, &key("a", Language::Python, "s"));
+        let first = session.turn().await.expect("free");
+        let (order, mut seen) = tokio::sync::mpsc::channel(8);
+        for n in 0..2 {
+            let (session, order) = (Arc::clone(&session), order.clone());
+            tokio::spawn(async move {
+                let turn = session.turn().await;
+                order.send((n, turn.is_ok())).await.ok();
+            });
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(session.turn().await.err(), Some(NoTurn::Refused(Refusal::TooManyWaiting { max: 2 })));
+        drop(first);
+        assert_eq!(seen.recv().await, Some((0, true)));
+        assert_eq!(seen.recv().await, Some((1, true)));
+    }
+
+    #[tokio::test]
+    async fn closing_wakes_those_who_wait() {
+        let registry = registry();
+        let session = create(&registry, &key("a", Language::Python, "s"));
+        let _first = session.turn().await.expect("free");
+        let waiting = tokio::spawn({
+            let session = Arc::clone(&session);
+            async move { session.turn().await.err() }
+        });
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        registry.close(&session, CloseReason::Deleted);
+        assert_eq!(waiting.await.expect("no panic"), Some(NoTurn::Closed(CloseReason::Deleted)));
+    }
+
+    #[test]
+    fn a_remembered_session_says_once_that_it_was_reset() {
+        let limits = SessionLimits { sessions_max: 3, waiting_max: 2, idle_max: Duration::from_secs(1) };
+        let known = key("a", Language::Python, "s");
+        let registry = Registry::new(limits, HashSet::from([known.clone()]));
+        let session = create(&registry, &known);
+        assert_eq!(session.take_hint().as_deref(), Some(crate::session::RESTART_HINT));
+        assert_eq!(session.take_hint(), None);
+        registry.close(&session, CloseReason::Deleted);
+        assert_eq!(create(&registry, &known).take_hint(), None);
+    }
+}

@@ -1,0 +1,231 @@
+//! The SQLite file behind tenants, spaces, sessions' last words and the audit log.
+//!
+//! One thread owns the connection and writes whatever waits in one transaction. Rows that somebody is told
+//! about are committed before the telling; audit rows are never waited for.
+#![forbid(unsafe_code)]
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use rusqlite::Connection;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::engine::TenantId;
+use crate::launcher::plan::SpaceId;
+use crate::session::{SessionKey, epoch_ms};
+use crate::tenant::audit::AuditRecord;
+
+mod schema;
+mod writer;
+
+/// Requests that may wait for the writer. An audit record beyond that is dropped and counted.
+const WAITING_MAX: usize = 8_192;
+/// Sessions of an earlier life older than this are forgotten at start.
+const SESSION_MEMORY: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Most sessions of an earlier life that are remembered, the youngest.
+const SESSIONS_REMEMBERED_MAX: usize = 10_000;
+/// How long another process may hold the file, such as a backup.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The store could not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("failed to open the store {path:?}")]
+    Open { path: PathBuf, source: Box<StoreError> },
+    #[error("the store's tables have version {found}, this build knows {known}")]
+    Newer { found: i64, known: i64 },
+    #[error("failed to use the store's file: {0}")]
+    Sqlite(#[from] rusqlite::Error),
+    #[error("failed to start the store's thread: {0}")]
+    Thread(std::io::Error),
+    #[error("failed to write to the store; the log has the reason")]
+    NotWritten,
+    #[error("the store is closed")]
+    Closed,
+}
+
+/// Cheap to clone; all clones speak to one writer.
+#[derive(Clone, Debug)]
+pub struct Store {
+    inbox: mpsc::Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    remembered: HashSet<SessionKey>,
+    audit_dropped: AtomicU64,
+}
+
+/// What the writer is asked.
+#[derive(Debug)]
+enum Command {
+    Space { tenant: TenantId, answer: oneshot::Sender<SpaceId> },
+    KeepSession { key: SessionKey, at_ms: u64, answer: oneshot::Sender<()> },
+    ForgetSession { key: SessionKey, answer: oneshot::Sender<()> },
+    Audit(Box<AuditRecord>),
+    Flush { answer: oneshot::Sender<()> },
+}
+
+impl Store {
+    /// Opens or makes the file and starts its writer.
+    pub fn open(path: &Path) -> Result<Store, StoreError> {
+        let opened = Connection::open(path).map_err(StoreError::from).and_then(Store::start);
+        opened.map_err(|source| StoreError::Open { path: path.to_owned(), source: Box::new(source) })
+    }
+
+    /// A store that is gone with its last handle.
+    pub fn in_memory() -> Result<Store, StoreError> {
+        Store::start(Connection::open_in_memory()?)
+    }
+
+    fn start(mut connection: Connection) -> Result<Store, StoreError> {
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        schema::prepare(&mut connection)?;
+        let oldest = epoch_ms(SystemTime::now() - SESSION_MEMORY);
+        writer::prune_sessions(&connection, oldest, SESSIONS_REMEMBERED_MAX)?;
+        let remembered = writer::sessions(&connection)?;
+        let (inbox, commands) = mpsc::channel(WAITING_MAX);
+        std::thread::Builder::new()
+            .name("store".to_owned())
+            .spawn(move || writer::write(connection, commands))
+            .map_err(StoreError::Thread)?;
+        Ok(Store { inbox, shared: Arc::new(Shared { remembered, audit_dropped: AtomicU64::new(0) }) })
+    }
+
+    /// Sessions that lived before this start.
+    pub fn remembered(&self) -> &HashSet<SessionKey> {
+        &self.shared.remembered
+    }
+
+    /// The space of a tenant, made with its first request. Numbers start at 1 and are never reused.
+    pub async fn space_of(&self, tenant: &TenantId) -> Result<SpaceId, StoreError> {
+        self.ask(|answer| Command::Space { tenant: tenant.clone(), answer }).await
+    }
+
+    /// Remembers that a session lives.
+    pub async fn keep_session(&self, key: &SessionKey) -> Result<(), StoreError> {
+        let at_ms = epoch_ms(SystemTime::now());
+        self.ask(|answer| Command::KeepSession { key: key.clone(), at_ms, answer }).await
+    }
+
+    /// Forgets a session that was ended on purpose.
+    pub async fn forget_session(&self, key: &SessionKey) -> Result<(), StoreError> {
+        self.ask(|answer| Command::ForgetSession { key: key.clone(), answer }).await
+    }
+
+    /// Writes an audit row soon. Never waits: with the queue full the row is dropped and counted.
+    pub fn audit(&self, record: AuditRecord) {
+        if self.inbox.try_send(Command::Audit(Box::new(record))).is_err() {
+            let dropped = self.shared.audit_dropped.fetch_add(1, Ordering::Relaxed) + 1;
+            // At 1, 2, 4, 8 …: a full disk would otherwise fill the log as well.
+            if dropped.is_power_of_two() {
+                tracing::error!(dropped, "audit records dropped: the store does not keep up");
+            }
+        }
+    }
+
+    /// Audit rows that were dropped since the start.
+    pub fn audit_dropped(&self) -> u64 {
+        self.shared.audit_dropped.load(Ordering::Relaxed)
+    }
+
+    /// Returns when everything asked before is committed.
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        self.ask(|answer| Command::Flush { answer }).await
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        self.inbox.send(command(answer)).await.map_err(|_gone| StoreError::Closed)?;
+        answered.await.map_err(|_dropped| StoreError::NotWritten)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Language, Status};
+    use crate::session::id::SessionId;
+
+    fn tenant(name: &str) -> TenantId {
+        TenantId(name.to_owned())
+    }
+
+    fn key(id: &str) -> SessionKey {
+        SessionKey {
+            tenant: tenant("a"),
+            language: Language::Python,
+            id: SessionId::parse(id).expect("valid"),
+        }
+    }
+
+    fn record(ended: &str) -> AuditRecord {
+        AuditRecord {
+            at_ms: 1,
+            tenant: tenant("a"),
+            language: Language::Python,
+            session: None,
+            status: Status::Ok,
+            duration_ms: 2,
+            provenance: None,
+            ended: ended.to_owned(),
+        }
+    }
+
+    fn audit_rows(path: &Path) -> i64 {
+        let connection = Connection::open(path).expect("the file is there");
+        connection.query_row("SELECT count(*) FROM audit", [], |row| row.get(0)).expect("the table is there")
+    }
+
+    #[tokio::test]
+    async fn a_tenant_has_one_space_across_restarts() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("store.db");
+        let store = Store::open(&path).expect("opens");
+        assert_eq!(store.space_of(&tenant("a")).await.expect("written"), SpaceId(1));
+        assert_eq!(store.space_of(&tenant("b")).await.expect("written"), SpaceId(2));
+        let again = Store::open(&path).expect("opens beside it");
+        assert_eq!(again.space_of(&tenant("b")).await.expect("read"), SpaceId(2));
+        assert_eq!(again.space_of(&tenant("c")).await.expect("written"), SpaceId(3));
+    }
+
+    #[tokio::test]
+    async fn sessions_are_remembered_until_they_are_forgotten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("store.db");
+        let store = Store::open(&path).expect("opens");
+        for id in ["one", "two", "one"] {
+            store.keep_session(&key(id)).await.expect("written");
+        }
+        store.forget_session(&key("two")).await.expect("written");
+        let again = Store::open(&path).expect("opens");
+        assert_eq!(again.remembered(), &HashSet::from([key("one")]));
+    }
+
+    #[tokio::test]
+    async fn audit_rows_are_there_after_a_flush() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("store.db");
+        let store = Store::open(&path).expect("opens");
+        for _ in 0..50 {
+            store.audit(record("completed"));
+        }
+        store.flush().await.expect("written");
+        assert_eq!((audit_rows(&path), store.audit_dropped()), (50, 0));
+    }
+
+    #[tokio::test]
+    async fn a_file_of_a_newer_build_is_left_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("store.db");
+        let connection = Connection::open(&path).expect("made");
+        connection.pragma_update(None, "user_version", 99).expect("written");
+        let error = Store::open(&path).expect_err("refused");
+        let StoreError::Open { source, .. } = error else { panic!("{error:?}") };
+        assert!(matches!(*source, StoreError::Newer { found: 99, .. }));
+    }
+}

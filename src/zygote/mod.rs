@@ -1,0 +1,48 @@
+//! Where interpreters come from, as the daemon sees it: the launcher forks a profile's zygote into a shell,
+//! or execs where no zygote serves. `slots` keeps some ready ahead of time.
+#![forbid(unsafe_code)]
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::harness::interpreter::Interpreter;
+use crate::launcher::client::{Client, LaunchError};
+use crate::launcher::plan::LaunchPlan;
+use crate::launcher::posture::Hello;
+
+pub mod slots;
+
+/// A launch under way.
+pub type Launching<'a> = Pin<Box<dyn Future<Output = Result<Interpreter, LaunchError>> + Send + 'a>>;
+
+/// Turns plans into interpreters: the launcher's client, or a fake in tests.
+pub trait Launch: Send + Sync + 'static {
+    fn launch(&self, plan: LaunchPlan) -> Launching<'_>;
+    /// What the launcher of the day reported; `None` before the first.
+    fn hello(&self) -> watch::Receiver<Option<Arc<Hello>>>;
+    fn is_attached(&self) -> bool;
+    fn sandboxes_live(&self) -> usize;
+}
+
+impl Launch for Client {
+    fn launch(&self, plan: LaunchPlan) -> Launching<'_> {
+        Box::pin(async move {
+            let sandbox = Client::launch(self, plan).await?;
+            Interpreter::new(sandbox).map_err(LaunchError::Io)
+        })
+    }
+
+    fn hello(&self) -> watch::Receiver<Option<Arc<Hello>>> {
+        Client::hello(self)
+    }
+
+    fn is_attached(&self) -> bool {
+        Client::is_attached(self)
+    }
+
+    fn sandboxes_live(&self) -> usize {
+        Client::sandboxes_live(self)
+    }
+}

@@ -1,0 +1,512 @@
+//! Interpreters made ahead of demand: confined, warmed by a real round trip, handed out once.
+//!
+//! A shelf holds the slots of one space and profile. Its target starts at [`TARGET_FIRST`] with the first
+//! take, doubles to at most [`TARGET_MAX`] when a take finds it empty, and shrinks by one for each
+//! [`SHRINK_AFTER`] without a take; a space without traffic for [`DROP_AFTER`] loses its shelves. Pinned
+//! shelves never fall below their floor. All slots together stay under a cap; when it is reached, a space
+//! below its share takes a place from the largest.
+//!
+//! Refilling happens in one background task, away from requests: it waits for a quiet moment unless a shelf
+//! is nearly empty, and launches one at a time per two processors.
+#![forbid(unsafe_code)]
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, Semaphore};
+
+use crate::harness::interpreter::Interpreter;
+use crate::launcher::plan::{Account, LaunchPlan, Origin, Profile, SpaceId};
+use crate::zygote::Launch;
+
+/// Slots of a shelf after its first take.
+const TARGET_FIRST: usize = 2;
+/// Most slots of a shelf that are not pinned.
+const TARGET_MAX: usize = 8;
+/// A shelf without a take for this long wants one slot less.
+const SHRINK_AFTER: Duration = Duration::from_secs(60);
+/// A space without a take for this long gives up its slots.
+const DROP_AFTER: Duration = Duration::from_secs(300);
+/// No cell started for this long: nobody is in a hurry.
+const QUIET: Duration = Duration::from_millis(4);
+/// A shelf with at most one in this many of its slots left does not wait for quiet.
+const HURRY_FRACTION: usize = 4;
+/// Between two looks at dead slots and idle shelves.
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
+/// After a launch that failed, the next one waits at first and at most this long.
+const BACKOFF_FIRST: Duration = Duration::from_millis(500);
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
+
+/// Which interpreters are interchangeable.
+pub type ShelfKey = (SpaceId, Profile);
+
+/// What `/health` shows of the slots.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SlotStats {
+    /// Ready slots by profile, in wire order.
+    pub ready: Vec<(Profile, usize)>,
+    pub max: usize,
+    pub taken: u64,
+    pub missed: u64,
+}
+
+/// The pool. One per daemon.
+pub struct Slots {
+    max: usize,
+    /// Whether shelves come and go with traffic; else there are only the pinned ones.
+    adaptive: bool,
+    origin: Instant,
+    /// When the last cell started, in microseconds since `origin`.
+    cell_started_us: AtomicU64,
+    books: Mutex<Books>,
+    wanted: Notify,
+}
+
+struct Books {
+    shelves: HashMap<ShelfKey, Shelf>,
+    taken: u64,
+    missed: u64,
+    closed: bool,
+}
+
+struct Shelf {
+    ready: VecDeque<Interpreter>,
+    launching: usize,
+    target: usize,
+    floor: usize,
+    taken_at: Instant,
+    shrunk_at: Instant,
+    backoff: Duration,
+    not_before: Instant,
+}
+
+impl Shelf {
+    fn new(now: Instant) -> Shelf {
+        Shelf {
+            ready: VecDeque::new(),
+            launching: 0,
+            target: 0,
+            floor: 0,
+            taken_at: now,
+            shrunk_at: now,
+            backoff: BACKOFF_FIRST,
+            not_before: now,
+        }
+    }
+
+    fn held(&self) -> usize {
+        self.ready.len() + self.launching
+    }
+
+    fn missing(&self) -> usize {
+        self.target.saturating_sub(self.held())
+    }
+}
+
+/// What the refiller does next.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Refill {
+    Nothing,
+    Launch { key: ShelfKey, hurry: bool },
+}
+
+impl Slots {
+    /// An empty pool for at most `adaptive_max` slots that follow traffic, and room for `pinned_extra` more.
+    pub fn new(adaptive_max: usize, pinned_extra: usize) -> Arc<Slots> {
+        let books = Books { shelves: HashMap::new(), taken: 0, missed: 0, closed: false };
+        Arc::new(Slots {
+            max: adaptive_max + pinned_extra,
+            adaptive: adaptive_max > 0,
+            origin: Instant::now(),
+            cell_started_us: AtomicU64::new(0),
+            books: Mutex::new(books),
+            wanted: Notify::new(),
+        })
+    }
+
+    /// Keeps at least `floor` slots on a shelf, with or without traffic.
+    pub fn pin(&self, key: ShelfKey, floor: usize) {
+        if self.max == 0 || floor == 0 {
+            return;
+        }
+        let mut books = self.lock();
+        let shelf = books.shelves.entry(key).or_insert_with(|| Shelf::new(Instant::now()));
+        shelf.floor = floor;
+        shelf.target = shelf.target.max(floor);
+        drop(books);
+        self.wanted.notify_one();
+    }
+
+    /// A ready interpreter, if one waits. Either way the shelf learns from it.
+    pub fn take(&self, key: ShelfKey) -> Option<Interpreter> {
+        if self.max == 0 {
+            return None;
+        }
+        let mut dead = Vec::new();
+        let mut books = self.lock();
+        if !self.adaptive && !books.shelves.contains_key(&key) {
+            return None;
+        }
+        let found = books.take(key, Instant::now(), self.adaptive, &mut dead);
+        drop(books);
+        self.wanted.notify_one();
+        found
+    }
+
+    /// Tells the refiller that somebody is in a hurry.
+    pub fn cell_started(&self) {
+        let now_us = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.cell_started_us.store(now_us, Ordering::Relaxed);
+    }
+
+    pub fn stats(&self) -> SlotStats {
+        let books = self.lock();
+        let ready = |profile| {
+            let of_profile = books.shelves.iter().filter(|(key, _)| key.1 == profile);
+            (profile, of_profile.map(|(_, shelf)| shelf.ready.len()).sum())
+        };
+        SlotStats {
+            ready: Profile::ALL.into_iter().map(ready).collect(),
+            max: self.max,
+            taken: books.taken,
+            missed: books.missed,
+        }
+    }
+
+    /// Ready slots of one shelf.
+    pub fn ready(&self, key: ShelfKey) -> usize {
+        self.lock().shelves.get(&key).map_or(0, |shelf| shelf.ready.len())
+    }
+
+    /// Ends all slots and takes no new ones.
+    pub fn close(&self) {
+        let mut books = self.lock();
+        books.closed = true;
+        let shelves = std::mem::take(&mut books.shelves);
+        drop(books);
+        drop(shelves);
+        self.wanted.notify_one();
+    }
+
+    /// Refills until the pool is closed or nobody holds it any more.
+    pub async fn refill(pool: Weak<Slots>, launcher: Arc<dyn Launch>, parallel_max: usize) {
+        let lanes = Arc::new(Semaphore::new(parallel_max.max(1)));
+        let mut housekeeping_at = Instant::now();
+        loop {
+            let Some(slots) = pool.upgrade() else { return };
+            if slots.lock().closed {
+                return;
+            }
+            if housekeeping_at.elapsed() >= HOUSEKEEPING {
+                housekeeping_at = Instant::now();
+                slots.keep_house();
+            }
+            let next = if launcher.is_attached() { slots.next_refill() } else { Refill::Nothing };
+            let Refill::Launch { key, hurry } = next else {
+                let waited = tokio::time::timeout(HOUSEKEEPING, slots.wanted.notified());
+                drop(waited.await);
+                continue;
+            };
+            if !hurry && let Some(wait) = slots.until_quiet() {
+                tokio::time::sleep(wait).await;
+                continue;
+            }
+            let Ok(lane) = Arc::clone(&lanes).acquire_owned().await else { return };
+            if !slots.reserve(key) {
+                continue;
+            }
+            let launcher = Arc::clone(&launcher);
+            tokio::spawn(async move {
+                let made = make(&*launcher, key).await;
+                slots.shelve(key, made);
+                drop(lane);
+            });
+        }
+    }
+
+    fn next_refill(&self) -> Refill {
+        let mut evicted = None;
+        self.lock().next_refill(self.max, Instant::now(), &mut evicted)
+    }
+
+    /// Time left until no cell has started for [`QUIET`]; `None` when that is now.
+    fn until_quiet(&self) -> Option<Duration> {
+        let started = Duration::from_micros(self.cell_started_us.load(Ordering::Relaxed));
+        let since = self.origin.elapsed().saturating_sub(started);
+        // The timer has millisecond steps: less would spin.
+        QUIET.checked_sub(since).filter(|left| !left.is_zero()).map(|left| left.max(Duration::from_millis(1)))
+    }
+
+    /// Books a launch; false when the shelf is gone or full by now.
+    fn reserve(&self, key: ShelfKey) -> bool {
+        let mut books = self.lock();
+        let held: usize = books.shelves.values().map(Shelf::held).sum();
+        let has_room = held < self.max;
+        match books.shelves.get_mut(&key) {
+            Some(shelf) if has_room && shelf.missing() > 0 => {
+                shelf.launching += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn shelve(&self, key: ShelfKey, made: Option<Interpreter>) {
+        let mut books = self.lock();
+        let open = !books.closed;
+        if let Some(shelf) = books.shelves.get_mut(&key).filter(|_| open) {
+            shelf.shelve(made, Instant::now());
+        } else {
+            // The space went idle meanwhile, or the daemon ends. Dropped outside the lock.
+            drop(books);
+            drop(made);
+        }
+        self.wanted.notify_one();
+    }
+
+    fn keep_house(&self) {
+        let mut dropped = Vec::new();
+        self.lock().keep_house(Instant::now(), &mut dropped);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().expect("no code panics while it holds the slots' books")
+    }
+}
+
+impl Shelf {
+    fn shelve(&mut self, made: Option<Interpreter>, now: Instant) {
+        self.launching = self.launching.saturating_sub(1);
+        match made {
+            Some(interpreter) => {
+                self.backoff = BACKOFF_FIRST;
+                self.ready.push_back(interpreter);
+            }
+            None => {
+                self.not_before = now + self.backoff;
+                self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
+            }
+        }
+    }
+}
+
+impl Books {
+    fn take(
+        &mut self,
+        key: ShelfKey,
+        now: Instant,
+        adaptive: bool,
+        dead: &mut Vec<Interpreter>,
+    ) -> Option<Interpreter> {
+        let shelf = self.shelves.entry(key).or_insert_with(|| Shelf::new(now));
+        shelf.taken_at = now;
+        shelf.shrunk_at = now;
+        let mut found = None;
+        while let Some(interpreter) = shelf.ready.pop_front() {
+            if interpreter.is_alive() {
+                found = Some(interpreter);
+                break;
+            }
+            dead.push(interpreter);
+        }
+        if found.is_some() {
+            self.taken += 1;
+        } else {
+            self.missed += 1;
+        }
+        if adaptive && found.is_some() {
+            shelf.target = shelf.target.max(TARGET_FIRST);
+        } else if adaptive {
+            shelf.target = (shelf.target * 2).clamp(TARGET_FIRST, TARGET_MAX.max(shelf.floor));
+        }
+        found
+    }
+
+    /// The emptiest shelf first, measured against its target.
+    fn next_refill(&mut self, max: usize, now: Instant, evicted: &mut Option<Interpreter>) -> Refill {
+        let wanting = self.shelves.iter().filter(|(_, shelf)| shelf.missing() > 0 && shelf.not_before <= now);
+        let fullness = |shelf: &Shelf| shelf.held() * 1_000 / shelf.target.max(1);
+        let mut wanting: Vec<_> = wanting.map(|(key, shelf)| (fullness(shelf), *key)).collect();
+        wanting.sort_unstable();
+        for (_, key) in wanting {
+            if self.held(|_| true) < max || self.make_room(key.0, max, evicted) {
+                let shelf = &self.shelves[&key];
+                let hurry = shelf.ready.len() * HURRY_FRACTION <= shelf.target;
+                return Refill::Launch { key, hurry };
+            }
+        }
+        Refill::Nothing
+    }
+
+    /// At the cap, a space below its share takes a place from the space that holds the most.
+    fn make_room(&mut self, space: SpaceId, max: usize, evicted: &mut Option<Interpreter>) -> bool {
+        let mut by_space: HashMap<SpaceId, usize> = HashMap::new();
+        for (key, shelf) in &self.shelves {
+            *by_space.entry(key.0).or_default() += shelf.held();
+        }
+        let share = (max / by_space.len().max(1)).max(1);
+        let mine = by_space.get(&space).copied().unwrap_or(0);
+        let largest = by_space.into_iter().max_by_key(|(space, held)| (*held, *space));
+        let Some((victim, held)) = largest else { return false };
+        if mine >= share || held <= share || victim == space {
+            return false;
+        }
+        let of_victim = self.shelves.iter_mut().filter(|(key, _)| key.0 == victim);
+        let Some((_, shelf)) = of_victim.max_by_key(|(_, shelf)| shelf.ready.len()) else { return false };
+        *evicted = shelf.ready.pop_front();
+        evicted.is_some()
+    }
+
+    fn held(&self, of: impl Fn(&ShelfKey) -> bool) -> usize {
+        self.shelves.iter().filter(|(key, _)| of(key)).map(|(_, shelf)| shelf.held()).sum()
+    }
+
+    fn keep_house(&mut self, now: Instant, dropped: &mut Vec<Interpreter>) {
+        let mut last_traffic: HashMap<SpaceId, Instant> = HashMap::new();
+        for (key, shelf) in &self.shelves {
+            let last = last_traffic.entry(key.0).or_insert(shelf.taken_at);
+            *last = (*last).max(shelf.taken_at);
+        }
+        for (key, shelf) in &mut self.shelves {
+            if now.duration_since(last_traffic[&key.0]) >= DROP_AFTER {
+                shelf.target = shelf.floor;
+            } else if now.duration_since(shelf.shrunk_at) >= SHRINK_AFTER {
+                shelf.shrunk_at = now;
+                shelf.target = shelf.target.saturating_sub(1).max(shelf.floor);
+            }
+            let (alive, dead): (VecDeque<_>, VecDeque<_>) =
+                std::mem::take(&mut shelf.ready).into_iter().partition(Interpreter::is_alive);
+            shelf.ready = alive;
+            dropped.extend(dead);
+            let surplus = shelf.ready.len().saturating_sub(shelf.target);
+            dropped.extend(shelf.ready.drain(..surplus));
+        }
+        self.shelves.retain(|_, shelf| shelf.target > 0 || shelf.held() > 0);
+    }
+}
+
+/// Launches and warms one slot. `None` when that failed, which is logged here.
+async fn make(launcher: &dyn Launch, key: ShelfKey) -> Option<Interpreter> {
+    let (space, profile) = key;
+    let plan = LaunchPlan { space, profile, origin: Origin::Warm, account: Account(0) };
+    match launcher.launch(plan).await {
+        Ok(interpreter) => {
+            let warmed = interpreter.warm_up(warm_source(profile)).await;
+            if warmed.is_none() {
+                tracing::warn!(%space, profile = profile.name(), "a slot did not survive its warm-up");
+            }
+            warmed
+        }
+        Err(error) => {
+            tracing::warn!(%space, profile = profile.name(), error = &error as &dyn std::error::Error,
+                "failed to make a slot");
+            None
+        }
+    }
+}
+
+/// Something that touches what the first cell will touch, and prints, so that both streams are open.
+fn warm_source(profile: Profile) -> &'static str {
+    match profile {
+        Profile::Python | Profile::PythonData => "print(1)",
+        Profile::Node => "console.log(1)",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::fake::Fake;
+
+    const KEY: ShelfKey = (SpaceId(1), Profile::Python);
+    const OTHER: ShelfKey = (SpaceId(2), Profile::Python);
+
+    fn books() -> Books {
+        Books { shelves: HashMap::new(), taken: 0, missed: 0, closed: false }
+    }
+
+    fn fill(books: &mut Books, key: ShelfKey, slots: usize, now: Instant) {
+        let shelf = books.shelves.entry(key).or_insert_with(|| Shelf::new(now));
+        shelf.target = shelf.target.max(slots);
+        shelf.ready.extend((0..slots).map(|_| Fake::interpreter()));
+    }
+
+    #[tokio::test]
+    async fn a_shelf_grows_when_it_is_found_empty_and_no_further_than_its_cap() {
+        let (mut books, now) = (books(), Instant::now());
+        let targets: Vec<_> = (0..4)
+            .map(|_| {
+                assert!(books.take(KEY, now, true, &mut Vec::new()).is_none());
+                books.shelves[&KEY].target
+            })
+            .collect();
+        assert_eq!(targets, [2, 4, 8, 8]);
+        assert_eq!((books.taken, books.missed), (0, 4));
+    }
+
+    #[tokio::test]
+    async fn a_dead_slot_is_not_handed_out() {
+        let (mut books, now) = (books(), Instant::now());
+        fill(&mut books, KEY, 2, now);
+        let first = books.shelves.get_mut(&KEY).expect("filled").ready.pop_front().expect("two");
+        let (_keep, mut stop) = tokio::sync::watch::channel(None);
+        let limits = crate::harness::interpreter::CellLimits {
+            output_chars_max: 10,
+            grace: Duration::ZERO,
+            memory_mib_max: 1,
+        };
+        let cell = crate::harness::interpreter::Cell {
+            code: "exit 1",
+            timeout: Duration::from_secs(5),
+            execution_count: 1,
+        };
+        assert!(first.run(cell, &limits, &mut stop).await.interpreter.is_none());
+        assert!(books.take(KEY, now, true, &mut Vec::new()).is_some());
+        assert_eq!(books.taken, 1);
+    }
+
+    #[tokio::test]
+    async fn idle_shelves_shrink_and_idle_spaces_give_up_but_pinned_ones_stay() {
+        let (mut books, start) = (books(), Instant::now());
+        fill(&mut books, KEY, 4, start);
+        fill(&mut books, OTHER, 4, start);
+        books.shelves.get_mut(&OTHER).expect("filled").floor = 1;
+        let mut dropped = Vec::new();
+        books.keep_house(start + SHRINK_AFTER, &mut dropped);
+        assert_eq!((books.shelves[&KEY].ready.len(), dropped.len()), (3, 2));
+        books.keep_house(start + DROP_AFTER, &mut dropped);
+        assert!(!books.shelves.contains_key(&KEY));
+        assert_eq!(books.shelves[&OTHER].ready.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn at_the_cap_a_small_space_takes_from_the_largest() {
+        let (mut books, now, mut evicted) = (books(), Instant::now(), None);
+        fill(&mut books, KEY, 4, now);
+        assert_eq!(books.next_refill(4, now, &mut evicted), Refill::Nothing);
+        books.take(OTHER, now, true, &mut Vec::new());
+        assert_eq!(books.next_refill(4, now, &mut evicted), Refill::Launch { key: OTHER, hurry: true });
+        assert!(evicted.is_some());
+        assert_eq!(books.shelves[&KEY].ready.len(), 3);
+    }
+
+    #[tokio::test]
+    async fn the_largest_space_takes_nothing_back() {
+        let (mut books, now, mut evicted) = (books(), Instant::now(), None);
+        fill(&mut books, KEY, 2, now);
+        fill(&mut books, OTHER, 2, now);
+        books.shelves.get_mut(&KEY).expect("filled").target = 8;
+        assert_eq!(books.next_refill(4, now, &mut evicted), Refill::Nothing);
+        assert!(evicted.is_none());
+    }
+
+    #[tokio::test]
+    async fn slots_switched_off_keep_and_count_nothing() {
+        let slots = Slots::new(0, 0);
+        slots.pin(KEY, 3);
+        assert!(slots.take(KEY).is_none());
+        assert_eq!((slots.stats().missed, slots.ready(KEY)), (0, 0));
+    }
+}
