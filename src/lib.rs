@@ -6,5 +6,6 @@ pub mod config;
 pub mod engine;
 pub mod harness;
 pub mod launcher;
+pub mod server;
 pub mod sys;
 pub mod telemetry;
