@@ -1,0 +1,174 @@
+//! The resolved settings. [`Config::load`] turns flags, variables and the file into one value that
+//! needs no further look at the host and may be handed to another process as JSON.
+#![forbid(unsafe_code)]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::launcher::posture::Posture;
+
+mod keys;
+mod layers;
+mod raw;
+mod resolve;
+#[cfg(test)]
+mod tests;
+mod value;
+
+pub use keys::{ApiKey, DEFAULT_TENANT, KeyDigest};
+pub use layers::{Effective, FileText, Flags, Layers, Source, effective, template};
+
+/// A setting that cannot be used. Prints as the problem and a hint line, fit to follow `error: `.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}\nhint: {hint}")]
+pub struct ConfigError {
+    pub problem: String,
+    pub hint: String,
+}
+
+impl ConfigError {
+    fn new(problem: impl Into<String>, hint: impl Into<String>) -> ConfigError {
+        ConfigError { problem: problem.into(), hint: hint.into() }
+    }
+}
+
+/// What the defaults depend on, besides variables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Surroundings {
+    /// Whether the process was started as root.
+    pub root: bool,
+    /// The product's Python environment when no setting names one.
+    pub python_env: PathBuf,
+}
+
+impl Surroundings {
+    /// Looks at the running process: its uid and what lies beside its executable.
+    pub fn of_process() -> Surroundings {
+        let beside =
+            std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("../runtime/python")));
+        let beside = beside.and_then(|path| path.canonicalize().ok()).filter(|path| path.is_dir());
+        Surroundings {
+            root: rustix::process::geteuid().is_root(),
+            python_env: beside.unwrap_or_else(|| PathBuf::from("/opt/caisson/python")),
+        }
+    }
+}
+
+/// Which layer runs Python on the code routes.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CodeBackend {
+    /// The best this build has: native.
+    Auto,
+    Native,
+}
+
+/// Which of the AIO routes exist.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ApiSurface {
+    Full,
+    /// Without the AIO routes under `/v1`.
+    V2,
+}
+
+/// How log lines look.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Limits of the kernel backend, read now and in effect with it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KernelSettings {
+    pub sessions_max: usize,
+    pub session_idle: Duration,
+    pub prewarm: usize,
+}
+
+/// Everything that can grow, per sandbox, space or call.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Limits {
+    pub memory_bytes: u64,
+    pub pids: u32,
+    pub cpu_cores: f64,
+    pub space_bytes: u64,
+    pub space_inodes: u64,
+    pub shm_bytes: u64,
+    pub shm_inodes: u64,
+    pub nofile: u32,
+    pub output_chars_max: usize,
+    pub timeout_default: Duration,
+    pub timeout_max: Duration,
+    pub grace: Duration,
+    pub cells_running_max: usize,
+}
+
+/// The resolved settings. Holds digests of keys, never a key.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Config {
+    pub listen: Vec<SocketAddr>,
+    pub allow_open: bool,
+    /// Host names, lower case, that clients may use while no key is configured.
+    pub hosts: Vec<String>,
+    /// Web origins that may call while no key is configured.
+    pub origins: Vec<String>,
+    /// Empty: the daemon is open.
+    pub api_keys: Vec<ApiKey>,
+    pub data_dir: PathBuf,
+    /// The least isolation to start with.
+    pub require_isolation: Posture,
+    /// A fresh exec for every interpreter of the deployment.
+    pub strict: bool,
+    pub policies_dir: Option<PathBuf>,
+    pub python_env: PathBuf,
+    pub service_user: String,
+    pub default_user: Option<String>,
+    pub python_version: Option<String>,
+    pub node_version: Option<String>,
+    pub code_backend: CodeBackend,
+    pub code_sessions_max: usize,
+    pub code_session_idle: Duration,
+    pub code_prewarm: usize,
+    pub kernel: KernelSettings,
+    pub slots_max: usize,
+    pub api_surface: ApiSurface,
+    pub log_level: String,
+    pub log_format: LogFormat,
+    pub limits: Limits,
+    /// What an operator should know about these settings. Log them once at start.
+    pub notes: Vec<String>,
+}
+
+impl Config {
+    /// Resolves settings that were already read. The same input gives the same result.
+    pub fn load(
+        flags: &Flags,
+        env: &dyn Fn(&str) -> Option<String>,
+        file: Option<FileText<'_>>,
+        around: &Surroundings,
+    ) -> Result<(Config, Layers), ConfigError> {
+        let layers = Layers::gather(flags, env, file)?;
+        let config = resolve::resolve(&layers, env, around)?;
+        Ok((config, layers))
+    }
+
+    /// Refuses to serve beyond loopback without a key, unless the operator asked for exactly that.
+    pub fn check_exposure(&self) -> Result<(), ConfigError> {
+        if !self.api_keys.is_empty() || self.allow_open {
+            return Ok(());
+        }
+        match self.listen.iter().find(|address| !address.ip().is_loopback()) {
+            None => Ok(()),
+            Some(address) => Err(ConfigError::new(
+                format!("listen: {address} can be reached from other machines and no API key is configured"),
+                "set AIO_API_KEY, listen on 127.0.0.1, or pass --allow-open to let anybody run code",
+            )),
+        }
+    }
+}

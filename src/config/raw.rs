@@ -1,0 +1,218 @@
+//! Settings as they are written: one struct holds name, meaning, variable and default of every key.
+//!
+//! The template of `caisson config --template`, the reader of the environment and the list of known
+//! keys all come from here, so a key cannot exist in one of them only.
+#![forbid(unsafe_code)]
+
+use confique::Config;
+use serde::Serialize;
+
+/// Settings of the caisson daemon. A flag wins over a variable, a variable over this file, this file
+/// over the default.
+#[derive(Debug, Config)]
+#[config(layer_attr(derive(Debug, Clone, Serialize)))]
+#[config(layer_attr(serde(deny_unknown_fields)))]
+pub(crate) struct Raw {
+    /// Addresses to listen on, `address:port`. Default: 127.0.0.1:18091 and 127.0.0.1:8000.
+    /// Anything but loopback needs an API key or `allow_open`. AIO_HOST and AIO_PORT change the first
+    /// address of this list. Flag: `--listen`, repeatable.
+    #[config(env = "CAISSON_LISTEN")]
+    pub(crate) listen: Option<Vec<String>>,
+
+    /// Host of the first listening address, as the AIO images name it.
+    #[config(env = "AIO_HOST")]
+    pub(crate) aio_host: Option<String>,
+
+    /// Port of the first listening address, as the AIO images name it.
+    #[config(env = "AIO_PORT")]
+    pub(crate) aio_port: Option<u16>,
+
+    /// Serve beyond loopback although no API key is configured. Whoever reaches the port can then run
+    /// code. Flag: `--allow-open`.
+    #[config(env = "CAISSON_ALLOW_OPEN", default = false)]
+    pub(crate) allow_open: bool,
+
+    /// Host names besides loopback that clients may use while no key is configured, such as the
+    /// service name of a compose file.
+    #[config(env = "CAISSON_HOSTS", default = [])]
+    pub(crate) hosts: Vec<String>,
+
+    /// Web origins besides the daemon's own that may call while no key is configured, such as
+    /// `http://localhost:3000`.
+    #[config(env = "CAISSON_ORIGINS", default = [])]
+    pub(crate) origins: Vec<String>,
+
+    /// API key of the tenant `default`. Any key closes every route that is not public.
+    #[config(env = "AIO_API_KEY")]
+    pub(crate) api_key: Option<String>,
+
+    /// The same under the name the sandbox images use.
+    #[config(env = "SANDBOX_API_KEY")]
+    pub(crate) sandbox_api_key: Option<String>,
+
+    /// The same under the name the code interpreter images use.
+    #[config(env = "CODE_INTERPRETER_API_KEY")]
+    pub(crate) code_interpreter_api_key: Option<String>,
+
+    /// Tenants and their keys: `a=KEYA,b=KEYB`. Each tenant has files, sessions and limits of its own.
+    #[config(env = "CODE_INTERPRETER_API_KEYS")]
+    pub(crate) api_keys: Option<String>,
+
+    /// Where spaces, records and the store lie. Default: /var/lib/caisson as root, else
+    /// $XDG_DATA_HOME/caisson or ~/.local/share/caisson. Flag: `--data-dir`.
+    #[config(env = "CAISSON_DATA_DIR")]
+    pub(crate) data_dir: Option<String>,
+
+    /// The least isolation to start with: full, root, userns, uid or process. Default: full as root,
+    /// else userns. Flag: `--require-isolation`.
+    #[config(env = "CAISSON_REQUIRE_ISOLATION")]
+    pub(crate) require_isolation: Option<String>,
+
+    /// Start every interpreter by a fresh exec instead of a fork: own address-space layout and hash
+    /// seed, at the price of speed.
+    #[config(env = "CAISSON_STRICT", default = false)]
+    pub(crate) strict: bool,
+
+    /// A folder that stands in for the built-in policies.
+    #[config(env = "CAISSON_POLICIES_DIR")]
+    pub(crate) policies_dir: Option<String>,
+
+    /// The product's Python environment. Default: ../runtime/python beside the executable when it
+    /// exists, else /opt/caisson/python.
+    #[config(env = "CAISSON_PYTHON_ENV")]
+    pub(crate) python_env: Option<String>,
+
+    /// The account the daemon runs under when it was started as root.
+    #[config(env = "CAISSON_SERVICE_USER", default = "caisson")]
+    pub(crate) service_user: String,
+
+    /// Account of the sandbox that runs code when a request names none. Default: sandbox.
+    #[config(env = "AIO_DEFAULT_USER")]
+    pub(crate) default_user: Option<String>,
+
+    /// Which Python the native backend starts, such as 3.12. Default: the product's own.
+    #[config(env = "PYTHON_VERSION")]
+    pub(crate) python_version: Option<String>,
+
+    /// The same under its other name; PYTHON_VERSION wins.
+    #[config(env = "PYTHON_CODE_EXEC_VERSION")]
+    pub(crate) python_code_exec_version: Option<String>,
+
+    /// Which Node the native backend starts, such as 20. Default: the first on PATH.
+    #[config(env = "NODE_VERSION")]
+    pub(crate) node_version: Option<String>,
+
+    /// The same under its other name; NODE_VERSION wins.
+    #[config(env = "NODE_CODE_EXEC_VERSION")]
+    pub(crate) node_code_exec_version: Option<String>,
+
+    /// What runs Python on the code routes: auto, native or kernel. auto means native in this build,
+    /// which has no kernel backend; kernel is refused at start.
+    #[config(env = "AIO_CODE_BACKEND", default = "auto")]
+    pub(crate) code_backend: String,
+
+    /// Sessions a tenant may have at once, Python and JavaScript together.
+    #[config(env = "AIO_CODE_MAX_SESSIONS", default = 20)]
+    pub(crate) code_sessions_max: u64,
+
+    /// Seconds without a run after which a session is closed.
+    #[config(env = "AIO_CODE_SESSION_TIMEOUT_SECS", default = 1800)]
+    pub(crate) code_session_idle_secs: u64,
+
+    /// Interpreters started ahead and reported as `prewarmed`. Slots are separate: see slots_max.
+    #[config(env = "AIO_CODE_PREWARM", default = 0)]
+    pub(crate) code_prewarm: u64,
+
+    /// Kernel sessions a tenant may have at once. Takes effect with the kernel backend.
+    #[config(env = "AIO_KERNEL_MAX_SESSIONS", default = 5)]
+    pub(crate) kernel_sessions_max: u64,
+
+    /// Seconds without a run after which a kernel session is closed. Takes effect with the kernel
+    /// backend.
+    #[config(env = "AIO_KERNEL_SESSION_TIMEOUT_SECS", default = 300)]
+    pub(crate) kernel_session_idle_secs: u64,
+
+    /// Kernels started ahead. Takes effect with the kernel backend.
+    #[config(env = "AIO_KERNEL_PREWARM", default = 0)]
+    pub(crate) kernel_prewarm: u64,
+
+    /// Sandboxes kept ready ahead of demand; 0 switches them off.
+    #[config(env = "CAISSON_SLOTS_MAX", default = 24)]
+    pub(crate) slots_max: u64,
+
+    /// Which routes exist: full, or v2, which hides the AIO routes under /v1.
+    #[config(env = "AIO_API_SURFACE", default = "full")]
+    pub(crate) api_surface: String,
+
+    /// What is logged: error, warn, info, debug, trace, or a filter such as caisson=debug.
+    #[config(env = "AIO_RUST_LOG_LEVEL", default = "info")]
+    pub(crate) log_level: String,
+
+    /// How it is logged: text or json.
+    #[config(env = "CAISSON_LOG_FORMAT", default = "text")]
+    pub(crate) log_format: String,
+
+    #[config(nested)]
+    pub(crate) limits: RawLimits,
+}
+
+/// Bounds of one sandbox, one space and one call.
+#[derive(Debug, Config)]
+#[config(layer_attr(derive(Debug, Clone, Serialize)))]
+#[config(layer_attr(serde(deny_unknown_fields)))]
+pub(crate) struct RawLimits {
+    /// Memory of a sandbox in bytes, without swap. 512 MiB.
+    #[config(env = "CAISSON_MEMORY_BYTES", default = 536870912)]
+    pub(crate) memory_bytes: u64,
+
+    /// Processes and threads of a sandbox.
+    #[config(env = "CAISSON_PIDS", default = 128)]
+    pub(crate) pids: u64,
+
+    /// Processor cores a sandbox may use; fractions are fine.
+    #[config(env = "CAISSON_CPU_CORES", default = 1.0)]
+    pub(crate) cpu_cores: f64,
+
+    /// Bytes of a space's files. 480 MiB.
+    #[config(env = "CAISSON_SPACE_BYTES", default = 503316480)]
+    pub(crate) space_bytes: u64,
+
+    /// Files and folders of a space.
+    #[config(env = "CAISSON_SPACE_INODES", default = 18000)]
+    pub(crate) space_inodes: u64,
+
+    /// Bytes of a sandbox's /dev/shm; they count as its memory. 256 MiB.
+    #[config(env = "CAISSON_SHM_BYTES", default = 268435456)]
+    pub(crate) shm_bytes: u64,
+
+    /// Files of a sandbox's /dev/shm.
+    #[config(env = "CAISSON_SHM_INODES", default = 4096)]
+    pub(crate) shm_inodes: u64,
+
+    /// Open descriptors of a process.
+    #[config(env = "CAISSON_NOFILE", default = 1024)]
+    pub(crate) nofile: u64,
+
+    /// Characters of output a cell may answer with; the rest is cut and marked.
+    #[config(env = "CAISSON_OUTPUT_CHARS_MAX", default = 2000000)]
+    pub(crate) output_chars_max: u64,
+
+    /// Seconds a cell runs when the request names no timeout.
+    #[config(env = "CAISSON_TIMEOUT_DEFAULT_SECS", default = 30)]
+    pub(crate) timeout_default_secs: u64,
+
+    /// Most seconds a request may ask for.
+    #[config(env = "CAISSON_TIMEOUT_MAX_SECS", default = 900)]
+    pub(crate) timeout_max_secs: u64,
+
+    /// Seconds a native interpreter may go on after its timeout before it is killed.
+    #[config(env = "CAISSON_GRACE_SECS", default = 5)]
+    pub(crate) grace_secs: u64,
+
+    /// Cells that run at once, over all tenants.
+    #[config(env = "CAISSON_CELLS_RUNNING_MAX", default = 256)]
+    pub(crate) cells_running_max: u64,
+}
+
+/// A set of written settings, some of them absent.
+pub(crate) type RawLayer = <Raw as Config>::Layer;

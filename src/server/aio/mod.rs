@@ -1,0 +1,125 @@
+//! The AIO family: code execution and its sessions, in two generations of one API.
+#![forbid(unsafe_code)]
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::task::Poll;
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use serde::Serialize;
+use utoipa_axum::router::OpenApiRouter;
+
+use crate::config::{ApiSurface, Config};
+use crate::engine::{ErrorOutput, Execution, Language, Output, Status, TenantId};
+use crate::server::AppState;
+use crate::server::answer::{Envelope, json_sized};
+use crate::server::code::CodeInfo;
+use crate::server::front::panic_text;
+
+pub(crate) mod refuse;
+mod v1;
+mod v2;
+pub(crate) mod wire;
+
+use refuse::Generation;
+use wire::{CodeInfoData, ExecuteRequest};
+
+/// First path segments under `/v1` that are this family's alone.
+const V1_PLANES: [&str; 9] =
+    ["bash", "capabilities", "code", "file", "jupyter", "nodejs", "ping", "sandbox", "shell"];
+
+/// Whether a refusal under `path` speaks this family's words alone.
+pub(super) fn owns(path: &str) -> bool {
+    let mut segments = path.split('/').skip(1);
+    match segments.next() {
+        Some("v2") => true,
+        Some("v1") => segments.next().is_some_and(|plane| V1_PLANES.contains(&plane)),
+        _ => false,
+    }
+}
+
+pub(super) fn routes(surface: ApiSurface) -> OpenApiRouter<AppState> {
+    match surface {
+        ApiSurface::Full => OpenApiRouter::new().merge(v1::routes()).merge(v2::routes()),
+        ApiSurface::V2 => v2::routes(),
+    }
+}
+
+/// Decodes, runs and answers one cell; the generation chooses the words.
+async fn execute<D>(state: &AppState, tenant: TenantId, body: Bytes, generation: Generation) -> Response
+where
+    D: Serialize + From<Execution>,
+{
+    let request = match ExecuteRequest::parse(&body, generation, state.config()) {
+        Ok(request) => request,
+        Err(invalid) => return invalid.answer(generation),
+    };
+    let cell = request.into_cell(tenant, state.config());
+    let (language, code) = (cell.language, cell.code.clone());
+    let outcome = uninterrupted(state.code().execute(cell)).await;
+    match outcome.unwrap_or_else(|Panicked| Ok(broken(language, code))) {
+        Ok(execution) => answer::<D>(execution),
+        Err(refusal) => refuse::refusal(refusal, generation),
+    }
+}
+
+fn answer<D: Serialize + From<Execution>>(mut execution: Execution) -> Response {
+    let success = execution.status == Status::Ok;
+    // Each stream stands in the body twice, once as its outputs; escapes take some more.
+    let text = execution.code.len() + 2 * (execution.stdout.len() + execution.stderr.len());
+    let bytes = 1024 + text + text / 8;
+    let hint = execution.hint.take();
+    let message = if success { "ok" } else { "execution failed" }.to_owned();
+    json_sized(StatusCode::OK, &Envelope { success, message, data: Some(D::from(execution)), hint }, bytes)
+}
+
+/// Guest code may have run when the engine broke, and clients repeat what was answered with a 5xx; so
+/// even our own fault is told as a failed cell.
+fn broken(language: Language, code: String) -> Execution {
+    let evalue = "the daemon failed while this code may have been running; its log has the reason";
+    Execution {
+        language,
+        code,
+        status: Status::Error,
+        outputs: vec![Output::Error(ErrorOutput {
+            ename: "ProcessError".to_owned(),
+            evalue: evalue.to_owned(),
+            traceback: Vec::new(),
+        })],
+        stdout: String::new(),
+        stderr: String::new(),
+        exit_code: 1,
+        execution_count: 1,
+        session_id: None,
+        hint: None,
+    }
+}
+
+struct Panicked;
+
+/// Awaits `work`; a panic of it ends here.
+async fn uninterrupted<T>(work: impl Future<Output = T>) -> Result<T, Panicked> {
+    let mut work = pin!(work);
+    std::future::poll_fn(|context| {
+        // The future is not polled again after it panicked, so nobody sees it half done.
+        match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(done)) => Poll::Ready(Ok(done)),
+            Err(panic) => {
+                tracing::error!(panic = panic_text(panic.as_ref()), "the engine panicked");
+                Poll::Ready(Err(Panicked))
+            }
+        }
+    })
+    .await
+}
+
+/// Both generations answer the same.
+async fn code_info(state: &AppState, tenant: &TenantId) -> Response {
+    let info: CodeInfo = state.code().code_info(tenant).await;
+    let config: &Config = state.config();
+    Envelope::ok(CodeInfoData::new(info, config)).into_response()
+}

@@ -1,0 +1,126 @@
+//! Status codes and bodies of what the AIO routes do not take.
+#![forbid(unsafe_code)]
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::engine::Refusal;
+use crate::server::answer::json;
+use crate::server::fields::FieldError;
+
+/// Which of the two generations a route belongs to; they word refusals differently.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Generation {
+    V1,
+    V2,
+}
+
+const SCHEMA_MESSAGE: &str = "Request data validation failed";
+/// When a caller may try again after a 429 or 503 that passes by itself.
+const RETRY_AFTER_SECS: HeaderValue = HeaderValue::from_static("1");
+
+/// A request that does not say what to run.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Invalid {
+    /// Missing and mistyped fields.
+    pub(crate) schema_errors: Vec<FieldError>,
+    /// Fields whose value we cannot use; each message is a sentence for people.
+    pub(crate) reasons: Vec<FieldError>,
+}
+
+impl Invalid {
+    pub(crate) fn schema(schema_errors: Vec<FieldError>) -> Invalid {
+        Invalid { schema_errors, reasons: Vec::new() }
+    }
+
+    pub(crate) fn reason(error: FieldError) -> Invalid {
+        Invalid { schema_errors: Vec::new(), reasons: vec![error] }
+    }
+
+    /// v1 always lists the fields. v2 says a lone reason as its `message` and lists the rest.
+    pub(crate) fn answer(mut self, generation: Generation) -> Response {
+        let only_reasons = self.schema_errors.is_empty();
+        let lone = only_reasons && self.reasons.len() == 1;
+        let first = self.reasons.first().map(|error| error.message.clone()).unwrap_or_default();
+        self.schema_errors.append(&mut self.reasons);
+        let message = match (generation, only_reasons) {
+            (Generation::V2, true) => first,
+            _ => SCHEMA_MESSAGE.to_owned(),
+        };
+        let errors = Some(self.schema_errors).filter(|_| !(generation == Generation::V2 && lone));
+        json(StatusCode::UNPROCESSABLE_ENTITY, &InvalidBody { success: false, message, data: None, errors })
+    }
+}
+
+/// Body of a 422.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct InvalidBody {
+    success: bool,
+    message: String,
+    #[schema(value_type = Option<Object>)]
+    data: Option<()>,
+    /// One entry per rejected field; v2 leaves it out when `message` says it all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    errors: Option<Vec<FieldError>>,
+}
+
+/// Body of every other refusal.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct RefusedBody {
+    success: bool,
+    message: String,
+    #[schema(value_type = Option<Object>)]
+    data: Option<()>,
+    hint: Option<String>,
+}
+
+/// A refusal of the engine, as this family answers it. Nothing was started.
+pub(crate) fn refusal(refusal: Refusal, generation: Generation) -> Response {
+    let message = refusal.to_string();
+    match refusal {
+        Refusal::TooManySessions { .. } => refused(
+            StatusCode::TOO_MANY_REQUESTS,
+            message,
+            Some("end a session, or wait until one idles out"),
+        ),
+        Refusal::TooManyKernelSessions { .. } => refused(
+            StatusCode::TOO_MANY_REQUESTS,
+            message,
+            Some("end a session, or wait until one idles out"),
+        ),
+        Refusal::TooManyWaiting { .. } => {
+            retry_later(refused(StatusCode::TOO_MANY_REQUESTS, message, Some("send fewer calls at once")))
+        }
+        Refusal::NoInterpreter { .. } => refused(
+            StatusCode::SERVICE_UNAVAILABLE,
+            message,
+            Some("the operator can install it; `caisson doctor` says where it is looked for"),
+        ),
+        Refusal::NotADirectory { .. } => unusable("cwd", "value_error.not_a_directory", message, generation),
+        Refusal::InvalidSessionId(_) => unusable("session_id", "value_error", message, generation),
+        Refusal::ShuttingDown => {
+            retry_later(refused(StatusCode::SERVICE_UNAVAILABLE, message, Some("nothing was started")))
+        }
+        Refusal::LaunchFailed => {
+            refused(StatusCode::SERVICE_UNAVAILABLE, message, Some("nothing was started"))
+        }
+    }
+}
+
+fn unusable(field: &'static str, kind: &'static str, message: String, generation: Generation) -> Response {
+    Invalid::reason(FieldError::in_body(field, kind, message)).answer(generation)
+}
+
+/// An envelope that says no.
+pub(crate) fn refused(status: StatusCode, message: impl Into<String>, hint: Option<&str>) -> Response {
+    let body =
+        RefusedBody { success: false, message: message.into(), data: None, hint: hint.map(str::to_owned) };
+    json(status, &body)
+}
+
+fn retry_later(mut response: Response) -> Response {
+    response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_SECS);
+    response
+}

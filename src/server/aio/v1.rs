@@ -1,0 +1,47 @@
+//! Routes under `/v1`.
+#![forbid(unsafe_code)]
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::refuse::{Generation, InvalidBody, RefusedBody};
+use super::wire::{CodeInfoData, ExecuteDataV1, ExecuteRequest};
+use crate::engine::TenantId;
+use crate::server::answer::Envelope;
+use crate::server::body::JsonBytes;
+use crate::server::{AppState, info};
+
+pub(super) fn routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new().routes(routes!(execute)).routes(routes!(code_info)).merge(info::v1_routes())
+}
+
+/// Run a cell. A failed cell is a 200 with `success: false`.
+#[utoipa::path(
+    post, path = "/v1/code/execute", tag = "code", operation_id = "v1_code_execute",
+    request_body = ExecuteRequest,
+    responses(
+        (status = 200, body = Envelope<ExecuteDataV1>, description = "The code was run, whatever it did"),
+        (status = 422, body = InvalidBody, description = "The request does not say what to run"),
+        (status = 429, body = RefusedBody, description = "One session or call too many"),
+        (status = 503, body = RefusedBody, description = "No interpreter; nothing was started"),
+    )
+)]
+async fn execute(
+    State(state): State<AppState>,
+    Extension(tenant): Extension<TenantId>,
+    JsonBytes(body): JsonBytes,
+) -> Response {
+    super::execute::<ExecuteDataV1>(&state, tenant, body, Generation::V1).await
+}
+
+/// What the code routes offer.
+#[utoipa::path(
+    get, path = "/v1/code/info", tag = "code", operation_id = "v1_code_info",
+    responses((status = 200, body = Envelope<CodeInfoData>, description = "Languages, versions, limits"))
+)]
+async fn code_info(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+    super::code_info(&state, &tenant).await
+}

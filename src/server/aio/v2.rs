@@ -1,0 +1,163 @@
+//! Routes under `/v2`.
+#![forbid(unsafe_code)]
+
+use axum::Extension;
+use axum::extract::{FromRequestParts, Path, State};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::refuse::{self, Generation, InvalidBody, RefusedBody};
+use super::wire::{
+    Cleaned, CodeInfoData, CreateSessionRequest, Deleted, ExecuteDataV2, ExecuteRequest, SessionData,
+    SessionList,
+};
+use crate::engine::{Execution, Output, TenantId};
+use crate::server::answer::Envelope;
+use crate::server::body::JsonBytes;
+use crate::server::code::NotCreated;
+use crate::server::{AppState, info};
+
+pub(super) fn routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new()
+        .routes(routes!(execute))
+        .routes(routes!(code_info))
+        .routes(routes!(create_session, list_sessions, clear_sessions))
+        .routes(routes!(get_session, delete_session))
+        .merge(info::v2_routes())
+}
+
+/// The id in the path, percent-decoded once. Bytes that are no UTF-8 name nothing.
+struct SessionId(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for SessionId {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
+        match Path::<String>::from_request_parts(parts, state).await {
+            Ok(Path(id)) => Ok(SessionId(id)),
+            Err(_) => Err(refuse::refused(StatusCode::NOT_FOUND, "Session id is not UTF-8", None)),
+        }
+    }
+}
+
+/// Run a cell. A failed cell is a 200 with `success: false`.
+#[utoipa::path(
+    post, path = "/v2/code/execute", tag = "code", operation_id = "v2_code_execute",
+    request_body = ExecuteRequest,
+    responses(
+        (status = 200, body = Envelope<ExecuteDataV2>, description = "The code was run, whatever it did"),
+        (status = 422, body = InvalidBody, description = "The request does not say what to run"),
+        (status = 429, body = RefusedBody, description = "One session or call too many"),
+        (status = 503, body = RefusedBody, description = "No interpreter; nothing was started"),
+    )
+)]
+async fn execute(
+    State(state): State<AppState>,
+    Extension(tenant): Extension<TenantId>,
+    JsonBytes(body): JsonBytes,
+) -> Response {
+    super::execute::<ExecuteDataV2>(&state, tenant, body, Generation::V2).await
+}
+
+/// What the code routes offer.
+#[utoipa::path(
+    get, path = "/v2/code/info", tag = "code", operation_id = "v2_code_info",
+    responses((status = 200, body = Envelope<CodeInfoData>, description = "Languages, versions, limits"))
+)]
+async fn code_info(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+    super::code_info(&state, &tenant).await
+}
+
+/// Open a session ahead of its first cell. An id that exists answers with that session.
+#[utoipa::path(
+    post, path = "/v2/code/sessions", tag = "sessions",
+    request_body(content = Option<CreateSessionRequest>),
+    responses(
+        (status = 200, body = Envelope<SessionData>),
+        (status = 422, body = InvalidBody),
+        (status = 429, body = RefusedBody),
+        (status = 503, body = RefusedBody),
+    )
+)]
+async fn create_session(
+    State(state): State<AppState>,
+    Extension(tenant): Extension<TenantId>,
+    JsonBytes(body): JsonBytes,
+) -> Response {
+    let request = match CreateSessionRequest::parse(&body) {
+        Ok(request) => request.into_request(),
+        Err(invalid) => return invalid.answer(Generation::V2),
+    };
+    match state.code().session_create(&tenant, request).await {
+        Ok(entry) => Envelope::ok(SessionData::from(entry)).into_response(),
+        Err(NotCreated::Refused(refusal)) => refuse::refusal(refusal, Generation::V2),
+        Err(NotCreated::Failed(execution)) => {
+            refuse::refused(StatusCode::OK, reason_of(&execution), execution.hint.as_deref())
+        }
+    }
+}
+
+/// What the error output of a failed execution says.
+fn reason_of(execution: &Execution) -> String {
+    let error = execution.outputs.iter().rev().find_map(|output| match output {
+        Output::Error(error) => Some(error.evalue.clone()),
+        _ => None,
+    });
+    error.unwrap_or_else(|| "execution failed".to_owned())
+}
+
+/// Every session of the caller, by id.
+#[utoipa::path(
+    get, path = "/v2/code/sessions", tag = "sessions",
+    responses((status = 200, body = Envelope<SessionList>))
+)]
+async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+    let sessions = state.code().sessions_list(&tenant).await;
+    let sessions = sessions.into_iter().map(|(key, entry)| (key, SessionData::from(entry))).collect();
+    Envelope::ok(SessionList { sessions }).into_response()
+}
+
+/// End every session of the caller.
+#[utoipa::path(
+    delete, path = "/v2/code/sessions", tag = "sessions",
+    responses((status = 200, body = Envelope<Cleaned>))
+)]
+async fn clear_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+    let cleaned_sessions = state.code().sessions_clear(&tenant).await;
+    Envelope::ok(Cleaned { cleaned_sessions }).into_response()
+}
+
+/// One session.
+#[utoipa::path(
+    get, path = "/v2/code/sessions/{id}", tag = "sessions",
+    params(("id" = String, Path, description = "Session id, percent-encoded")),
+    responses((status = 200, body = Envelope<SessionData>), (status = 404, body = RefusedBody))
+)]
+async fn get_session(
+    State(state): State<AppState>,
+    Extension(tenant): Extension<TenantId>,
+    SessionId(id): SessionId,
+) -> Response {
+    match state.code().session_get(&tenant, &id).await {
+        Some(entry) => Envelope::ok(SessionData::from(entry)).into_response(),
+        None => refuse::refused(StatusCode::NOT_FOUND, format!("No session '{id}'"), None),
+    }
+}
+
+/// End a session and the cell it runs. An unknown one is `deleted: false`.
+#[utoipa::path(
+    delete, path = "/v2/code/sessions/{id}", tag = "sessions",
+    params(("id" = String, Path, description = "Session id, percent-encoded")),
+    responses((status = 200, body = Envelope<Deleted>))
+)]
+async fn delete_session(
+    State(state): State<AppState>,
+    Extension(tenant): Extension<TenantId>,
+    SessionId(id): SessionId,
+) -> Response {
+    let deleted = state.code().session_delete(&tenant, &id).await;
+    Envelope::ok(Deleted { deleted }).into_response()
+}

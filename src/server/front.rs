@@ -1,0 +1,98 @@
+//! What happens to every request before a route is chosen: the key leaves the URL, the request gets
+//! its id and span, a daemon that is shutting down says so, and an open one looks at who is asking.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Version, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use tracing::Instrument;
+use uuid::Uuid;
+
+use super::answer::Refused;
+use super::{AppState, auth};
+use crate::telemetry;
+
+/// Headers a caller may name its request in, the first that fits wins.
+const ID_HEADERS: [&str; 4] = ["x-tt-logid", "x-logid", "x-log-id", "x-request-id"];
+/// Where the answer says it.
+pub(crate) const ID_HEADER: &str = "x-tt-logid";
+const ID_BYTES_MAX: usize = 128;
+/// When a caller may try again after the daemon went away.
+const RETRY_AFTER_SECS: HeaderValue = HeaderValue::from_static("1");
+
+/// The id of a request, for messages and logs.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestId(pub(crate) HeaderValue);
+
+/// The outermost layer.
+pub(super) async fn front(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
+    // Held until the answer exists: shutting down waits for it.
+    let _running = state.lifecycle().enter();
+    if let Some(key) = auth::cut_key(request.uri_mut()) {
+        request.extensions_mut().insert(key);
+    }
+    let id = request_id(request.headers());
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let span = telemetry::request_span(
+        id.to_str().unwrap_or_default(),
+        request.method().as_str(),
+        request.uri().path(),
+    );
+    let mut response = admitted(&state, request, next).instrument(span).await;
+    response.headers_mut().insert(ID_HEADER, id);
+    response
+}
+
+async fn admitted(state: &AppState, request: Request, next: Next) -> Response {
+    let version = request.version();
+    if state.lifecycle().is_draining() {
+        return closing(Refused::shutting_down().answer(request.uri().path()), version);
+    }
+    if let Some(refused) = state.guard().and_then(|guard| guard.check(&request).err()) {
+        tracing::info!(status = refused.status.as_u16(), reason = refused.message, "request refused");
+        return refused.answer(request.uri().path());
+    }
+    let response = next.run(request).await;
+    match response.status() {
+        status if status.is_server_error() => tracing::warn!(status = status.as_u16(), "answered"),
+        status => tracing::debug!(status = status.as_u16(), "answered"),
+    }
+    response
+}
+
+fn closing(mut response: Response, version: Version) -> Response {
+    response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_SECS);
+    // HTTP/2 has no such header and says the same by GOAWAY.
+    if version < Version::HTTP_2 {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// The caller's id when it is harmless in a header and a log line, else a new one.
+fn request_id(headers: &HeaderMap) -> HeaderValue {
+    let fits = |value: &&HeaderValue| {
+        let bytes = value.as_bytes();
+        let harmless = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
+        (1..=ID_BYTES_MAX).contains(&bytes.len()) && bytes.iter().all(harmless)
+    };
+    let given = ID_HEADERS.into_iter().filter_map(|name| headers.get(name)).find(fits);
+    given.cloned().unwrap_or_else(|| {
+        let id = Uuid::now_v7().simple().to_string();
+        HeaderValue::from_str(&id).expect("hex digits fit in a header")
+    })
+}
+
+/// A panic of ours: logged under the request, answered as the 500 that nothing else answers.
+pub(super) fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    tracing::error!(panic = panic_text(panic.as_ref()), "a handler panicked");
+    Refused::panicked().answer("")
+}
+
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let literal = panic.downcast_ref::<&str>().copied();
+    literal.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
+}

@@ -1,0 +1,325 @@
+//! What this daemon is and can do: health, capabilities, the sandbox as clients see it.
+#![forbid(unsafe_code)]
+
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::aio::refuse::{Invalid, InvalidBody};
+use super::answer::{self, Envelope, Refused};
+use super::fields::FieldError;
+use super::{AppState, aio, auth};
+use crate::config::{CodeBackend, Config};
+use crate::launcher::posture::{Hello, LayerReport, RuntimeReport};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Home of the guest, where code starts unless a request says otherwise.
+const HOME: &str = "/home/sandbox";
+const CAPABILITIES_SCHEMA: &str = "caisson.capabilities.v1";
+
+/// The commit this binary was built from, when the build said so.
+fn revision() -> &'static str {
+    option_env!("CAISSON_REVISION").unwrap_or("unknown")
+}
+
+/// Routes that belong to no family.
+pub(super) fn routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new()
+        .routes(routes!(root))
+        .routes(routes!(health))
+        .routes(routes!(v1_health))
+        .routes(routes!(auth::internal_auth))
+}
+
+/// Information routes of the first AIO generation.
+pub(super) fn v1_routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new().routes(routes!(ping)).routes(routes!(capabilities)).routes(routes!(v1_sandbox))
+}
+
+/// Those of the second.
+pub(super) fn v2_routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new().routes(routes!(v2_sandbox))
+}
+
+pub(super) async fn not_found(request: Request) -> Response {
+    Refused::not_found().answer(request.uri().path())
+}
+
+pub(super) async fn method_not_allowed(request: Request) -> Response {
+    Refused::method_not_allowed().answer(request.uri().path())
+}
+
+/// Name, version and where to go from here.
+#[utoipa::path(get, path = "/", tag = "info", security(()), responses((status = 200, body = Object)))]
+async fn root() -> Response {
+    let body = json!({
+        "success": true,
+        "message": "ok",
+        "data": null,
+        "hint": null,
+        "name": "caisson",
+        "version": VERSION,
+        "features": ["python", "javascript", "sessions"],
+        "endpoints": {
+            "health": "/health",
+            "openapi": "/openapi.json",
+            "execute": "/v2/code/execute",
+            "info": "/v2/code/info",
+            "sessions": "/v2/code/sessions",
+            "capabilities": "/v1/capabilities",
+        },
+    });
+    answer::json(StatusCode::OK, &body)
+}
+
+/// Whether the daemon works, and what it enforces. Needs no key and names nobody.
+#[utoipa::path(get, path = "/health", tag = "info", security(()), responses((status = 200, body = Object)))]
+async fn health(State(state): State<AppState>) -> Response {
+    answer::json(StatusCode::OK, &health_body(&state))
+}
+
+/// The same under its other name.
+#[utoipa::path(get, path = "/v1/health", tag = "info", security(()), responses((status = 200, body = Object)))]
+async fn v1_health(State(state): State<AppState>) -> Response {
+    answer::json(StatusCode::OK, &health_body(&state))
+}
+
+fn health_body(state: &AppState) -> Value {
+    let hello = state.code().hello();
+    let stats = state.code().stats();
+    let ready: Map<String, Value> =
+        stats.slots_ready.iter().map(|(profile, ready)| (profile.name().to_owned(), json!(ready))).collect();
+    json!({
+        "status": "healthy",
+        "version": VERSION,
+        "server": "caisson",
+        "revision": revision(),
+        "posture": hello.as_deref().map(posture_table),
+        "slots": { "max": stats.slots_max, "ready": ready },
+        "warnings": public_warnings(hello.as_deref(), state.config()),
+    })
+}
+
+/// The posture without what only an operator should read: failed calls and what to grant.
+fn posture_table(hello: &Hello) -> Value {
+    let row = |layer: &LayerReport| {
+        json!({
+            "layer": layer.layer,
+            "enforced": layer.enforced,
+            "detail": harmless(&layer.detail).unwrap_or_default(),
+        })
+    };
+    let layers: Vec<Value> = hello.posture.layers.iter().map(row).collect();
+    json!({ "name": hello.posture.posture.name(), "layers": layers })
+}
+
+/// Text that may be shown without a key: none with a path in it.
+fn harmless(text: &str) -> Option<&str> {
+    (!text.contains('/')).then_some(text)
+}
+
+fn public_warnings(hello: Option<&Hello>, config: &Config) -> Vec<String> {
+    let Some(hello) = hello else {
+        return vec!["the launcher has not reported yet".to_owned()];
+    };
+    let mut warnings: Vec<String> =
+        hello.warnings.iter().filter_map(|text| harmless(text)).map(str::to_owned).collect();
+    let missing = hello.posture.layers.iter().filter(|layer| !layer.enforced);
+    warnings.extend(missing.map(|layer| format!("not enforced: {}", layer.layer)));
+    if config.api_keys.is_empty() {
+        warnings.push("no API key is configured".to_owned());
+    }
+    warnings
+}
+
+/// Whether anybody is there.
+#[utoipa::path(
+    get, path = "/v1/ping", tag = "info", security(()),
+    responses((status = 200, body = Envelope<String>))
+)]
+async fn ping() -> Response {
+    Envelope::ok("pong").into_response()
+}
+
+/// What this daemon can do. It is always current, so `refresh` changes nothing.
+#[utoipa::path(
+    get, path = "/v1/capabilities", tag = "info",
+    params(("refresh" = Option<bool>, Query, description = "Probe again")),
+    responses((status = 200, body = Envelope<Value>), (status = 422, body = InvalidBody))
+)]
+async fn capabilities(State(state): State<AppState>, uri: Uri) -> Response {
+    if let Err(invalid) = check_refresh(uri.query()) {
+        return invalid.answer(aio::refuse::Generation::V1);
+    }
+    Envelope::ok(capabilities_body(&state)).into_response()
+}
+
+fn check_refresh(query: Option<&str>) -> Result<(), Invalid> {
+    let pairs = query.unwrap_or_default().split('&');
+    let mut values = pairs.filter_map(|pair| match pair.split_once('=') {
+        Some(("refresh", value)) => Some(value),
+        _ => None,
+    });
+    let known = ["", "0", "1", "true", "false", "True", "False"];
+    match values.find(|value| !known.contains(value)) {
+        None => Ok(()),
+        Some(_) => Err(Invalid::schema(vec![FieldError {
+            location: vec!["query"],
+            message: "query value `refresh` must be true or false".to_owned(),
+            kind: "type_error.bool",
+        }])),
+    }
+}
+
+fn capabilities_body(state: &AppState) -> Value {
+    let hello = state.code().hello();
+    let files = [
+        "native",
+        "read",
+        "write",
+        "replace",
+        "search",
+        "find",
+        "grep",
+        "glob",
+        "list",
+        "download",
+        "str_replace_editor",
+        "watch",
+    ];
+    let none_of: Map<String, Value> = files.into_iter().map(|name| (name.to_owned(), json!(false))).collect();
+    let absent = |what: &str| json!({ "status": "absent", "missing": [what], "warnings": [] });
+    json!({
+        "schema": CAPABILITIES_SCHEMA,
+        "files": none_of,
+        "exec": { "shell": false, "bash": false, "pty": false },
+        "bins": { "bash": null, "sh": null, "ps": null, "powershell": null, "cmd": null },
+        "code_interpreter": code_interpreter(hello.as_deref(), state.config()),
+        "isolation": isolation(hello.as_deref()),
+        "browser": absent("browser"),
+        "computer": absent("display"),
+    })
+}
+
+fn code_interpreter(hello: Option<&Hello>, config: &Config) -> Value {
+    let python = hello.and_then(|hello| hello.python.as_ref());
+    let node = hello.and_then(|hello| hello.node.as_ref());
+    let binary = |runtime: Option<&RuntimeReport>| runtime.map(|runtime| runtime.host_binary.clone());
+    let present = |runtime: Option<&RuntimeReport>, word: &'static str| runtime.map(|_| word);
+    let absent = |runtime: Option<&RuntimeReport>, word: &'static str| runtime.is_none().then_some(word);
+    let kinds: Vec<_> = [present(python, "code"), present(node, "nodejs")].into_iter().flatten().collect();
+    let missing: Vec<_> = [absent(python, "python3"), absent(node, "node")].into_iter().flatten().collect();
+    json!({
+        "status": if kinds.is_empty() { "absent" } else { "ready" },
+        "backend": present(python, "native"),
+        "kinds": kinds,
+        "default_python": binary(python),
+        "default_node": binary(node),
+        "python_kernels": [],
+        "javascript_backend": present(node, "native"),
+        "jupyter_backend": null,
+        "endpoint": null,
+        "missing": missing,
+        "warnings": backend_warnings(config),
+    })
+}
+
+/// D-21: before the kernel backend exists, `auto` is native, and it is said.
+fn backend_warnings(config: &Config) -> Vec<&'static str> {
+    match config.code_backend {
+        CodeBackend::Auto => vec!["AIO_CODE_BACKEND=auto means native: this build has no kernel backend"],
+        CodeBackend::Native => Vec::new(),
+    }
+}
+
+fn isolation(hello: Option<&Hello>) -> Value {
+    let Some(hello) = hello else { return Value::Null };
+    json!({
+        "posture": hello.posture.posture.name(),
+        "root": hello.posture.root,
+        "layers": hello.posture.layers,
+        "accounts": hello.accounts,
+        "warnings": hello.warnings,
+    })
+}
+
+/// The sandbox as the guest sees it, with the capabilities.
+#[utoipa::path(
+    get, path = "/v2/sandbox", tag = "info",
+    responses((status = 200, body = Envelope<Value>))
+)]
+async fn v2_sandbox(State(state): State<AppState>) -> Response {
+    let data = json!({
+        "home_dir": HOME,
+        "workspace_dir": HOME,
+        "workspace": HOME,
+        "version": VERSION,
+        "detail": detail(state.code().hello().as_deref()),
+        "capabilities": capabilities_body(&state),
+    });
+    Envelope::ok(data).into_response()
+}
+
+/// The same for clients of the first generation: a text, and the facts beside it.
+#[utoipa::path(get, path = "/v1/sandbox", tag = "info", responses((status = 200, body = Object)))]
+async fn v1_sandbox(State(state): State<AppState>) -> Response {
+    let hello = state.code().hello();
+    let body = json!({
+        "success": true,
+        "message": "ok",
+        "data": summary(hello.as_deref()),
+        "hint": null,
+        "home_dir": HOME,
+        "workspace_dir": HOME,
+        "workspace": HOME,
+        "version": VERSION,
+        "detail": detail(hello.as_deref()),
+    });
+    answer::json(StatusCode::OK, &body)
+}
+
+fn summary(hello: Option<&Hello>) -> String {
+    let version = |runtime: Option<&RuntimeReport>| match runtime {
+        Some(runtime) => format!("{} ({})", runtime.version, runtime.binary),
+        None => "not available".to_owned(),
+    };
+    let python = version(hello.and_then(|hello| hello.python.as_ref()));
+    let node = version(hello.and_then(|hello| hello.node.as_ref()));
+    format!(
+        "caisson {VERSION}\nHome and working directory: {HOME}\nPython: {python}\nNode.js: {node}\n\
+         Network: none, except to programs of the same sandbox"
+    )
+}
+
+fn detail(hello: Option<&Hello>) -> Value {
+    let system = rustix::system::uname();
+    let runtime = |runtime: Option<&RuntimeReport>| -> Vec<Value> {
+        let entry = |it: &RuntimeReport| json!({ "ver": it.version, "bin": it.binary, "alias": [] });
+        runtime.map(entry).into_iter().collect()
+    };
+    json!({
+        "system": {
+            "os": "Linux",
+            "os_version": system.release().to_string_lossy(),
+            "arch": std::env::consts::ARCH,
+            "user": "sandbox",
+            "home_dir": HOME,
+            "timezone": "UTC",
+            "occupied_ports": [],
+        },
+        "runtime": {
+            "python": runtime(hello.and_then(|hello| hello.python.as_ref())),
+            "nodejs": runtime(hello.and_then(|hello| hello.node.as_ref())),
+        },
+        "utils": [{
+            "category": "code",
+            "tools": [
+                { "name": "python", "description": "Python 3, with state between cells" },
+                { "name": "javascript", "description": "Node.js, with state between cells" },
+            ],
+        }],
+    })
+}

@@ -1,0 +1,169 @@
+//! Listeners, connections and their end.
+//!
+//! Shutting down: accepting stops, requests that come on live connections are answered 503, running
+//! ones get [`DRAIN_MAX`], then what is left of the connections closes.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+use super::{App, AppState, app};
+
+/// Connections at once; further ones wait in the kernel's queue.
+const CONNECTIONS_MAX: usize = 4096;
+/// Longest a request head may take to arrive.
+const HEAD_READ_MAX: Duration = Duration::from_secs(10);
+/// Largest request head, in bytes.
+const HEAD_BYTES_MAX: usize = 64 * 1024;
+/// The same for HTTP/2, after decompression.
+const HEAD_BYTES_MAX_H2: u32 = 32 * 1024;
+/// Requests at once on one HTTP/2 connection.
+const STREAMS_MAX: u32 = 128;
+/// How often a silent HTTP/2 peer is asked whether it still lives.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+/// How long running requests may go on after the signal to stop.
+pub const DRAIN_MAX: Duration = Duration::from_secs(25);
+/// How long answers may take to leave after that.
+const FLUSH_MAX: Duration = Duration::from_secs(2);
+/// Pause after a failed accept, such as one without a free descriptor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+type Builder = auto::Builder<TokioExecutor>;
+
+/// What every connection needs.
+struct Shared {
+    app: App,
+    builder: Builder,
+    /// Ends connections that outlived [`DRAIN_MAX`].
+    cut: CancellationToken,
+}
+
+/// Serves `state` on listeners that are bound already, until `shutdown` and what it leaves to finish.
+pub async fn serve(
+    listeners: Vec<std::net::TcpListener>,
+    state: AppState,
+    shutdown: CancellationToken,
+) -> io::Result<()> {
+    let listeners = adopt(listeners, &state)?;
+    let graceful = Arc::new(GracefulShutdown::new());
+    let shared =
+        Arc::new(Shared { app: app(state.clone()), builder: builder(), cut: CancellationToken::new() });
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut accepting = JoinSet::new();
+    for listener in listeners {
+        accepting.spawn(accept(listener, Arc::clone(&shared), Arc::clone(&graceful), Arc::clone(&permits)));
+    }
+    shutdown.cancelled().await;
+    state.lifecycle().drain();
+    accepting.shutdown().await;
+    tracing::info!("no longer accepting; finishing what runs");
+    if tokio::time::timeout(DRAIN_MAX, state.lifecycle().idle()).await.is_err() {
+        tracing::warn!(
+            seconds = DRAIN_MAX.as_secs(),
+            "requests still ran when their time to finish was over"
+        );
+    }
+    let graceful = Arc::into_inner(graceful).expect("only the accepting tasks shared it, and they ended");
+    let flushed = tokio::time::timeout(FLUSH_MAX, graceful.shutdown()).await;
+    if flushed.is_err() {
+        shared.cut.cancel();
+    }
+    Ok(())
+}
+
+/// Takes the listeners over; refuses an open daemon that other machines could reach.
+fn adopt(listeners: Vec<std::net::TcpListener>, state: &AppState) -> io::Result<Vec<TcpListener>> {
+    let may_be_reached = !state.keyring().is_open() || state.config().allow_open;
+    let adopt_one = |listener: std::net::TcpListener| {
+        let address = listener.local_addr()?;
+        if !may_be_reached && !address.ip().is_loopback() {
+            let problem = format!("{address} is not loopback and no API key is configured");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
+        }
+        listener.set_nonblocking(true)?;
+        tracing::info!(%address, "listening");
+        TcpListener::from_std(listener)
+    };
+    listeners.into_iter().map(adopt_one).collect()
+}
+
+fn builder() -> Builder {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_READ_MAX).max_buf_size(HEAD_BYTES_MAX);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(HEAD_BYTES_MAX_H2)
+        .max_concurrent_streams(STREAMS_MAX)
+        .keep_alive_interval(PING_INTERVAL);
+    builder
+}
+
+async fn accept(
+    listener: TcpListener,
+    shared: Arc<Shared>,
+    graceful: Arc<GracefulShutdown>,
+    permits: Arc<Semaphore>,
+) {
+    loop {
+        let permit = Arc::clone(&permits).acquire_owned().await.expect("nobody closes this semaphore");
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                tokio::spawn(connection(stream, Arc::clone(&shared), graceful.watcher(), permit));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "failed to accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, shared: Arc<Shared>, watcher: Watcher, _permit: OwnedSemaphorePermit) {
+    // Answers are whole when they are written: waiting for more only adds delay.
+    let _ = stream.set_nodelay(true);
+    let spoke = Arc::new(AtomicBool::new(false));
+    let marks = Arc::clone(&spoke);
+    let service = shared.app.clone().map_request(move |request: hyper::Request<Incoming>| {
+        marks.store(true, Ordering::Relaxed);
+        request.map(Body::new)
+    });
+    let service = TowerToHyperService::new(service);
+    let connection = shared.builder.serve_connection(TokioIo::new(stream), service).into_owned();
+    let served = watcher.watch(connection);
+    tokio::pin!(served);
+    tokio::select! {
+        ended = &mut served => return log_end(ended),
+        () = shared.cut.cancelled() => return,
+        () = tokio::time::sleep(HEAD_READ_MAX) => {}
+    }
+    // hyper times a request head from its first byte once it knows the protocol; a peer that never
+    // says enough to tell HTTP/1 from HTTP/2 is ours to hang up on.
+    if !spoke.load(Ordering::Relaxed) {
+        return;
+    }
+    tokio::select! {
+        ended = &mut served => log_end(ended),
+        () = shared.cut.cancelled() => {}
+    }
+}
+
+fn log_end(ended: Result<(), Box<dyn std::error::Error + Send + Sync>>) {
+    if let Err(error) = ended {
+        tracing::debug!(%error, "connection ended early");
+    }
+}

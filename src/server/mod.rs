@@ -1,0 +1,159 @@
+//! HTTP: the router, listeners, graceful shutdown. The only place that knows HTTP.
+//!
+//! From the outside in, a request passes [`front`] (key out of the URL, id, span, shutdown, who is
+//! asking), the panic catcher, CORS, [`auth`], and then its route.
+#![forbid(unsafe_code)]
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::extract::Request;
+use axum::http::HeaderName;
+use axum::middleware::from_fn_with_state;
+use axum::response::Response;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use tower::Layer;
+use tower::util::BoxCloneSyncService;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
+use utoipa_axum::router::OpenApiRouter;
+
+use crate::config::Config;
+
+mod aio;
+mod answer;
+mod auth;
+mod body;
+pub mod code;
+mod fields;
+mod front;
+mod guard;
+mod info;
+mod listen;
+mod openapi;
+#[cfg(test)]
+mod tests;
+
+pub use code::CodeEngine;
+pub use listen::{DRAIN_MAX, serve};
+
+/// The whole HTTP side as one service.
+pub type App = BoxCloneSyncService<Request, Response, Infallible>;
+
+/// What every handler may use. Cheap to clone.
+#[derive(Clone)]
+pub struct AppState(Arc<Inner>);
+
+struct Inner {
+    config: Arc<Config>,
+    code: Arc<dyn CodeEngine>,
+    keyring: auth::Keyring,
+    guard: Option<guard::Guard>,
+    lifecycle: Lifecycle,
+    documents: openapi::Documents,
+}
+
+impl AppState {
+    pub fn new(config: Arc<Config>, code: Arc<dyn CodeEngine>) -> AppState {
+        let keyring = auth::Keyring::new(&config.api_keys);
+        let guard = keyring.is_open().then(|| guard::Guard::new(&config));
+        let documents = openapi::Documents::of(routes(&config).into_openapi());
+        let lifecycle = Lifecycle::default();
+        AppState(Arc::new(Inner { config, code, keyring, guard, lifecycle, documents }))
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.0.config
+    }
+
+    pub(crate) fn code(&self) -> &dyn CodeEngine {
+        self.0.code.as_ref()
+    }
+
+    fn keyring(&self) -> &auth::Keyring {
+        &self.0.keyring
+    }
+
+    /// Present while no key is configured.
+    fn guard(&self) -> Option<&guard::Guard> {
+        self.0.guard.as_ref()
+    }
+
+    fn lifecycle(&self) -> &Lifecycle {
+        &self.0.lifecycle
+    }
+
+    fn documents(&self) -> &openapi::Documents {
+        &self.0.documents
+    }
+}
+
+/// Which requests run, and whether new ones are still taken.
+#[derive(Default)]
+struct Lifecycle {
+    draining: AtomicBool,
+    running: TaskTracker,
+}
+
+impl Lifecycle {
+    /// Counts a request for as long as the token lives.
+    fn enter(&self) -> TaskTrackerToken {
+        self.running.token()
+    }
+
+    fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+        self.running.close();
+    }
+
+    /// Ends when no request runs.
+    async fn idle(&self) {
+        self.running.wait().await;
+    }
+}
+
+/// Every route, of which the document is made too.
+fn routes(config: &Config) -> OpenApiRouter<AppState> {
+    OpenApiRouter::with_openapi(openapi::base())
+        .merge(info::routes())
+        .merge(openapi::routes())
+        .merge(aio::routes(config.api_surface))
+}
+
+/// The service for [`serve`] and for tests.
+pub fn app(state: AppState) -> App {
+    let (router, _) = routes(state.config()).split_for_parts();
+    let router = router
+        .fallback(info::not_found)
+        .method_not_allowed_fallback(info::method_not_allowed)
+        .layer(from_fn_with_state(state.clone(), auth::require_key));
+    let router = match cors(&state) {
+        Some(cors) => router.layer(cors),
+        None => router,
+    };
+    let router = router.layer(CatchPanicLayer::custom(front::panicked)).with_state(state.clone());
+    // Around the router and not inside it, so that the key is gone before a route is looked up.
+    BoxCloneSyncService::new(from_fn_with_state(state, front::front).layer(router))
+}
+
+/// With a key anybody may ask, since no browser adds a key by itself; without one only listed origins.
+fn cors(state: &AppState) -> Option<CorsLayer> {
+    let origins = match state.guard() {
+        None => AllowOrigin::any(),
+        Some(guard) if guard.origins().is_empty() => return None,
+        Some(guard) => AllowOrigin::list(guard.origins()),
+    };
+    // `*` would not cover Authorization, so the headers asked for are the ones allowed.
+    let cors = CorsLayer::new()
+        .allow_origin(origins)
+        .allow_methods(AllowMethods::mirror_request())
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([HeaderName::from_static(front::ID_HEADER)]);
+    Some(cors)
+}

@@ -1,0 +1,242 @@
+//! An engine that answers by the code it is given and remembers what it was asked.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Map, json};
+
+use crate::engine::{
+    CellRequest, ErrorOutput, Execution, Language, Output, Refusal, SessionChoice, Status, Stream, TenantId,
+};
+use crate::launcher::plan::Profile;
+use crate::launcher::posture::{Hello, LayerReport, Posture, PostureReport, RuntimeReport};
+use crate::server::code::*;
+
+#[derive(Clone, Default)]
+pub(super) struct Fake {
+    pub(super) asked: Arc<Mutex<Vec<CellRequest>>>,
+    pub(super) sessions: Arc<Mutex<BTreeMap<(String, String), SessionEntry>>>,
+}
+
+impl Fake {
+    pub(super) fn last(&self) -> CellRequest {
+        self.asked.lock().unwrap().last().expect("the engine was asked").clone()
+    }
+
+    pub(super) fn runs(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+}
+
+fn entry(id: &str, language: Language, cwd: Option<String>) -> SessionEntry {
+    SessionEntry {
+        session_id: id.to_owned(),
+        language,
+        cwd: cwd.unwrap_or_else(|| "/home/sandbox".to_owned()),
+        created_at_ms: 1_700_000_000_000,
+        last_used_ms: 1_700_000_001_000,
+        age: Duration::from_millis(2_900),
+        keeper: Keeper::Native { idle_max: Duration::from_secs(1800) },
+        executing: false,
+    }
+}
+
+fn plain(request: &CellRequest) -> Execution {
+    Execution {
+        language: request.language,
+        code: request.code.clone(),
+        status: Status::Ok,
+        outputs: Vec::new(),
+        stdout: String::new(),
+        stderr: String::new(),
+        exit_code: 0,
+        execution_count: 1,
+        session_id: match &request.session {
+            SessionChoice::OneOff => None,
+            SessionChoice::Named(id) => Some(id.clone()),
+            SessionChoice::Generated => Some("generated-1".to_owned()),
+        },
+        hint: None,
+    }
+}
+
+/// Every kind of output, both streams and a hint.
+fn rich(request: &CellRequest) -> Execution {
+    let bundle = |value| Map::from_iter([("text/plain".to_owned(), value)]);
+    Execution {
+        status: Status::Error,
+        exit_code: 1,
+        execution_count: 3,
+        outputs: vec![
+            Output::Stream { name: Stream::Stdout, text: "out\n".to_owned() },
+            Output::Stream { name: Stream::Stderr, text: "err\n".to_owned() },
+            Output::ExecuteResult { data: bundle(json!("41")), metadata: Map::new(), execution_count: 3 },
+            Output::DisplayData { data: bundle(json!("<Figure>")), metadata: Map::new() },
+            process_error("boom"),
+        ],
+        stdout: "out\n".to_owned(),
+        stderr: "err\n".to_owned(),
+        hint: Some("session was reset: the daemon was restarted".to_owned()),
+        ..plain(request)
+    }
+}
+
+fn process_error(evalue: &str) -> Output {
+    Output::Error(ErrorOutput {
+        ename: "ProcessError".to_owned(),
+        evalue: evalue.to_owned(),
+        traceback: Vec::new(),
+    })
+}
+
+fn run(request: &CellRequest) -> Result<Execution, Refusal> {
+    match request.code.as_str() {
+        "rich" => Ok(rich(request)),
+        "timeout" => Ok(Execution { status: Status::Timeout, exit_code: 1, ..plain(request) }),
+        "panic" => panic!("the fake was told to"),
+        "many" => Err(Refusal::TooManySessions { max: 20 }),
+        "many kernels" => Err(Refusal::TooManyKernelSessions { max: 5 }),
+        "waiting" => Err(Refusal::TooManyWaiting { max: 8 }),
+        "none" => Err(Refusal::NoInterpreter { language: "python", looked_for: "python3".to_owned() }),
+        "cwd" => Err(Refusal::NotADirectory { cwd: "/nowhere".to_owned() }),
+        "id" => Err(Refusal::InvalidSessionId("Session ids have 1 to 256 characters".to_owned())),
+        "down" => Err(Refusal::ShuttingDown),
+        "launch" => Err(Refusal::LaunchFailed),
+        "print(1)" => Ok(Execution {
+            outputs: vec![Output::Stream { name: Stream::Stdout, text: "1\n".to_owned() }],
+            stdout: "1\n".to_owned(),
+            ..plain(request)
+        }),
+        _ => Ok(plain(request)),
+    }
+}
+
+pub(super) fn hello() -> Hello {
+    let layer = |layer: &str, enforced, detail: &str| LayerReport {
+        layer: layer.to_owned(),
+        enforced,
+        detail: detail.to_owned(),
+        failed: (!enforced).then(|| "mkdir(/sys/fs/cgroup/x): EROFS".to_owned()),
+        grant: (!enforced).then(|| "mount /sys/fs/cgroup writable".to_owned()),
+    };
+    Hello {
+        posture: PostureReport {
+            posture: Posture::Userns,
+            layers: vec![
+                layer("user namespace", true, "one per sandbox"),
+                layer("cgroup memory", false, "nothing below /sys/fs/cgroup is writable"),
+            ],
+            root: false,
+            uid: 1000,
+        },
+        python: Some(RuntimeReport {
+            binary: "/usr/bin/python3".to_owned(),
+            version: "3.11.2".to_owned(),
+            host_binary: "/opt/caisson/python/bin/python3".to_owned(),
+        }),
+        node: Some(RuntimeReport {
+            binary: "/usr/bin/node".to_owned(),
+            version: "v20.20.2".to_owned(),
+            host_binary: "/usr/local/bin/node".to_owned(),
+        }),
+        accounts: vec!["sandbox".to_owned(), "nobody".to_owned()],
+        warnings: vec!["KSM runs".to_owned(), "cannot write /proc/sys/user".to_owned()],
+        warm: vec![Profile::Python],
+    }
+}
+
+impl CodeEngine for Fake {
+    fn execute(&self, request: CellRequest) -> Pending<'_, Result<Execution, Refusal>> {
+        self.asked.lock().unwrap().push(request.clone());
+        Box::pin(async move {
+            if request.code == "sleep" {
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+            run(&request)
+        })
+    }
+
+    fn sessions_list<'a>(&'a self, tenant: &'a TenantId) -> Pending<'a, Vec<(String, SessionEntry)>> {
+        Box::pin(async move {
+            let sessions = self.sessions.lock().unwrap();
+            let own = sessions.iter().filter(|((owner, _), _)| *owner == tenant.0);
+            own.map(|((_, id), entry)| (id.clone(), entry.clone())).collect()
+        })
+    }
+
+    fn session_get<'a>(&'a self, tenant: &'a TenantId, id: &'a str) -> Pending<'a, Option<SessionEntry>> {
+        Box::pin(
+            async move { self.sessions.lock().unwrap().get(&(tenant.0.clone(), id.to_owned())).cloned() },
+        )
+    }
+
+    fn session_create<'a>(
+        &'a self,
+        tenant: &'a TenantId,
+        request: SessionRequest,
+    ) -> Pending<'a, Result<SessionEntry, NotCreated>> {
+        Box::pin(async move {
+            match (request.cwd.as_deref(), request.user.as_deref()) {
+                (Some("/nowhere"), _) => {
+                    return Err(NotCreated::Refused(Refusal::NotADirectory { cwd: "/nowhere".to_owned() }));
+                }
+                (_, Some(user)) => {
+                    let cell = CellRequest {
+                        tenant: tenant.clone(),
+                        language: request.language,
+                        code: String::new(),
+                        session: SessionChoice::Generated,
+                        timeout: Duration::from_secs(1),
+                        cwd: None,
+                        user: None,
+                        strict: false,
+                    };
+                    let outputs = vec![process_error(&format!("cannot run as {user}"))];
+                    let failed = Execution { status: Status::Error, outputs, ..plain(&cell) };
+                    return Err(NotCreated::Failed(Box::new(failed)));
+                }
+                _ => {}
+            }
+            let id = request.id.unwrap_or_else(|| "generated-1".to_owned());
+            let entry = entry(&id, request.language, request.cwd);
+            let mut sessions = self.sessions.lock().unwrap();
+            Ok(sessions.entry((tenant.0.clone(), id)).or_insert(entry).clone())
+        })
+    }
+
+    fn session_delete<'a>(&'a self, tenant: &'a TenantId, id: &'a str) -> Pending<'a, bool> {
+        Box::pin(
+            async move { self.sessions.lock().unwrap().remove(&(tenant.0.clone(), id.to_owned())).is_some() },
+        )
+    }
+
+    fn sessions_clear<'a>(&'a self, tenant: &'a TenantId) -> Pending<'a, usize> {
+        Box::pin(async move {
+            let mut sessions = self.sessions.lock().unwrap();
+            let before = sessions.len();
+            sessions.retain(|(owner, _), _| *owner != tenant.0);
+            before - sessions.len()
+        })
+    }
+
+    fn code_info<'a>(&'a self, _: &'a TenantId) -> Pending<'a, CodeInfo> {
+        Box::pin(async {
+            CodeInfo {
+                backend: Some("native"),
+                python: Some("3.11.2".to_owned()),
+                node: Some("v20.20.2".to_owned()),
+                sessions_max: 20,
+                prewarmed: 0,
+            }
+        })
+    }
+
+    fn hello(&self) -> Option<Arc<Hello>> {
+        Some(Arc::new(hello()))
+    }
+
+    fn stats(&self) -> EngineStats {
+        EngineStats { slots_max: 24, slots_ready: vec![(Profile::Python, 3)], ..EngineStats::default() }
+    }
+}

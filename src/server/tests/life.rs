@@ -1,0 +1,116 @@
+//! Request ids, panics, and the server's own life on a socket.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::server::serve;
+
+#[tokio::test]
+async fn a_request_id_is_echoed_when_it_is_harmless() {
+    let app = daemon(&[]);
+    for name in ["x-tt-logid", "x-logid", "x-log-id", "x-request-id"] {
+        let reply = get("/health").header(name, "a-1_b.c:2").to(&app).await;
+        assert_eq!(reply.header("x-tt-logid"), Some("a-1_b.c:2"), "{name}");
+    }
+    let long = "x".repeat(129);
+    for bad in ["", "two words", "<script>", "a/b", long.as_str()] {
+        let reply = get("/nothing").header("x-request-id", bad).to(&app).await;
+        let given = reply.header("x-tt-logid").unwrap().to_owned();
+        assert!(given.len() == 32 && given.bytes().all(|byte| byte.is_ascii_hexdigit()), "{bad:?} {given}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_is_not_to_be_sniffed() {
+    assert_eq!(get("/nothing").to(&daemon(&[])).await.header("x-content-type-options"), Some("nosniff"));
+}
+
+async fn start(
+    variables: &[(&str, &str)],
+) -> (std::net::SocketAddr, CancellationToken, tokio::task::JoinHandle<std::io::Result<()>>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let state = AppState::new(Arc::new(config(variables)), Arc::new(Fake::default()));
+    let shutdown = CancellationToken::new();
+    let serving = tokio::spawn(serve(vec![listener], state, shutdown.clone()));
+    (address, shutdown, serving)
+}
+
+async fn send(stream: &mut TcpStream, body: &str) {
+    let head = format!(
+        "POST /v2/code/execute HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+}
+
+/// One answer: head and body as text.
+async fn receive(stream: &mut TcpStream) -> (String, String) {
+    let mut text = Vec::new();
+    loop {
+        let mut chunk = [0_u8; 4096];
+        let read = stream.read(&mut chunk).await.unwrap();
+        assert_ne!(read, 0, "closed after {:?}", String::from_utf8_lossy(&text));
+        text.extend_from_slice(&chunk[..read]);
+        let whole = String::from_utf8_lossy(&text).into_owned();
+        let Some((head, body)) = whole.split_once("\r\n\r\n") else { continue };
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+        if body.len() >= length.parse().unwrap() {
+            return (head.to_owned(), body.to_owned());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopping_finishes_what_runs_and_refuses_what_comes() {
+    let (address, shutdown, serving) = start(&[]).await;
+    let mut busy = TcpStream::connect(address).await.unwrap();
+    let mut idle = TcpStream::connect(address).await.unwrap();
+    // Both connections are known to the server before it stops.
+    send(&mut idle, r#"{"language":"python","code":"1"}"#).await;
+    receive(&mut idle).await;
+    send(&mut busy, r#"{"language":"python","code":"sleep"}"#).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    shutdown.cancel();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    send(&mut idle, r#"{"language":"python","code":"1"}"#).await;
+    let (head, body) = receive(&mut idle).await;
+    assert!(head.starts_with("HTTP/1.1 503") && head.contains("connection: close"), "{head}");
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(body["message"], json!("the daemon is shutting down"));
+    let (head, _) = receive(&mut busy).await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    tokio::time::timeout(Duration::from_secs(5), serving).await.unwrap().unwrap().unwrap();
+    assert!(TcpStream::connect(address).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_daemon_does_not_serve_beyond_loopback() {
+    let serving = |variables: &'static [(&'static str, &'static str)]| async move {
+        let listener = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+        let state = AppState::new(Arc::new(config(variables)), Arc::new(Fake::default()));
+        let shutdown = CancellationToken::new();
+        shutdown.cancel();
+        serve(vec![listener], state, shutdown).await
+    };
+    assert_eq!(serving(&[]).await.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    assert!(serving(&[("AIO_API_KEY", "k")]).await.is_ok());
+    assert!(serving(&[("CAISSON_ALLOW_OPEN", "1")]).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_is_too_large_is_answered_and_not_reset() {
+    let (address, shutdown, serving) = start(&[]).await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let body = format!(r#"{{"language":"python","code":"{}"}}"#, "x".repeat(3 * 1024 * 1024));
+    send(&mut stream, &body).await;
+    let (head, _) = receive(&mut stream).await;
+    assert!(head.starts_with("HTTP/1.1 413"), "{head}");
+    shutdown.cancel();
+    serving.await.unwrap().unwrap();
+}
