@@ -19,7 +19,7 @@ const LEANINGS: &[(&str, &[&str])] = &[
     ("launcher", &["launcher", "policy", "sys"]),
     ("policy", &["launcher::plan"]),
     ("harness", &["engine", "launcher::client", "launcher::plan"]),
-    ("telemetry", &[]),
+    ("telemetry", &["config::LogFormat"]),
     ("config", &["engine", "launcher::plan", "launcher::posture", "policy", "telemetry"]),
     ("cli", &["config", "engine", "launcher::posture"]),
     ("doctor", &["config", "launcher::client", "launcher::plan", "launcher::posture", "policy"]),
@@ -426,10 +426,10 @@ fn expand<'a>(base: &str, text: &'a str, found: &mut BTreeMap<String, ()>) -> &'
             }
         }
     }
-    if let Some(below) = rest.strip_prefix("::") {
-        if below.starts_with(|c: char| c.is_alphabetic() || c == '_' || c == '{') {
-            return expand(&path, below, found);
-        }
+    if let Some(below) = rest.strip_prefix("::")
+        && below.starts_with(|c: char| c.is_alphabetic() || c == '_' || c == '{')
+    {
+        return expand(&path, below, found);
     }
     // `name as other` in a tree.
     let rest = rest.trim_start().strip_prefix("as ").map_or(rest, |renamed| {
