@@ -161,7 +161,11 @@ pub struct ConfigArgs {
 
 /// Everything the internal stages need comes over inherited descriptors.
 #[derive(Args, Clone, Debug, Default)]
-pub struct InternalArgs {}
+pub struct InternalArgs {
+    /// Listeners among the inherited descriptors.
+    #[arg(default_value_t = 0)]
+    pub listeners: usize,
+}
 
 impl SettingsArgs {
     pub fn flags(&self) -> Flags {

@@ -3,6 +3,9 @@
 
 pub mod cli;
 pub mod config;
+pub mod daemon;
+pub mod doctor;
+pub mod run;
 pub mod server;
 
 pub mod engine;

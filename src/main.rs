@@ -1,84 +1,228 @@
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-fn main() {
-    // dev driver
-    let args: Vec<String> = std::env::args().collect();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    let (ours, theirs) = caisson::sys::packet::pair().unwrap();
-    let settings = caisson::launcher::settings::Settings {
-        state_dir: "/var/lib/caisson-dev/launcher".into(),
-        python_env: Some("/work/wt/house/target/runtime/python".into()),
-        python_caches: Some("/work/wt/house/target/runtime/python-caches".into()),
-        python_binary: None,
-        node_binary: Some("/usr/bin/node".into()),
-        policies_dir: None,
-        posture_floor: caisson::launcher::posture::Posture::Process,
-        cgroup: caisson::launcher::cgroup::CgroupLimits { memory_bytes: 512 << 20, pids: 128, cpu_millicores: 1000 },
-        space: caisson::launcher::spaces::SpaceLimits { bytes: 480 << 20, inodes: 18000 },
-        shm: caisson::launcher::spaces::SpaceLimits { bytes: 256 << 20, inodes: 4096 },
-        nofile: 1024,
-        shells_ready: 2,
-        zygotes_off: args.iter().any(|a| a == "noz"),
+//! argv to stage to exit code.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use caisson::cli::{Cli, Command, ConfigArgs, DoctorArgs, InternalArgs, Lang, RunArgs, ServeArgs, exit};
+use caisson::config::{Config, FileText, Flags, Layers, Surroundings};
+use caisson::daemon::{self, DaemonStart};
+use caisson::engine::Language;
+use caisson::launcher::start;
+use caisson::supervisor::stages::{self, Account, LauncherStart};
+use caisson::supervisor::{self, ServeError, Supervisor};
+use caisson::{config, doctor, run, sys, telemetry};
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Serve(args) => serve(&args),
+        Command::Run(args) => run_one(&args),
+        Command::Doctor(args) => examine(&args),
+        Command::Config(args) => show_config(&args),
+        Command::Launcher(args) => launcher(&args),
+        Command::Daemon(args) => daemon_stage(&args),
     };
-    std::fs::create_dir_all(&settings.state_dir).unwrap();
-    match unsafe { caisson::sys::process::fork_as_first(0x2000_0000 | 0x2_0000) }.unwrap() {
-        caisson::sys::process::Fork::Child => {
-            drop(ours);
-            let started = caisson::launcher::start::start(&settings, theirs);
-            match started {
-                Ok(started) => {
-                    for l in &started.report.layers { eprintln!("{l:?}"); }
-                    eprintln!("{:?}", started.report.posture);
-                    if let Some(launcher) = started.launcher { eprintln!("end {:?}", launcher.run()); }
-                }
-                Err(e) => eprintln!("start error {e} {e:?}"),
-            }
-            std::process::exit(0);
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(failed) => failed.report(),
+    }
+}
+
+/// What went wrong, and the documented exit code for it.
+struct Failed {
+    code: u8,
+    error: anyhow::Error,
+}
+
+impl Failed {
+    #[expect(clippy::print_stderr, reason = "the one place that speaks to the person at the terminal")]
+    fn report(&self) -> ExitCode {
+        eprintln!("error: {:#}", self.error);
+        ExitCode::from(self.code)
+    }
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failed {
+    fn from(error: E) -> Failed {
+        Failed { code: exit::FAILED, error: error.into() }
+    }
+}
+
+fn with_code<T>(result: anyhow::Result<T>, code: u8) -> Result<T, Failed> {
+    result.map_err(|error| Failed { code, error })
+}
+
+/// The settings, as flags, environment and file have them.
+fn load(flags: &Flags, file: Option<&std::path::Path>) -> Result<(Config, Layers), Failed> {
+    let text = file
+        .map(|path| std::fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display())))
+        .transpose();
+    let text = with_code(text, exit::USAGE)?;
+    let name = file.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
+    let file = match (file, &text) {
+        (Some(_), Some(text)) => Some(FileText { name: &name, text }),
+        _ => None,
+    };
+    let env = |name: &str| std::env::var(name).ok();
+    let loaded = Config::load(flags, &env, file, &Surroundings::of_process());
+    with_code(loaded.map_err(anyhow::Error::from), exit::USAGE)
+}
+
+fn search_path() -> String {
+    std::env::var("PATH").unwrap_or_default()
+}
+
+fn serve(args: &ServeArgs) -> Result<u8, Failed> {
+    let (config, _) = load(&args.flags(), args.settings.config.as_deref())?;
+    with_code(config.check_exposure().map_err(anyhow::Error::from), exit::USAGE)?;
+    telemetry::init(&config.log_level, config.log_format)?;
+    let mut listeners = Vec::new();
+    for address in &config.listen {
+        let bound = TcpListener::bind(address).with_context(|| format!("failed to listen on {address}"));
+        listeners.push(with_code(bound, exit::BIND)?);
+    }
+    let root = nix::unistd::geteuid().is_root();
+    let account = root.then(|| Account::of(&config.service_user));
+    stages::make_folders(&config.data_dir, account)
+        .with_context(|| format!("failed to make the data directory {}", config.data_dir.display()))?;
+    let daemon_dir = config.data_dir.join("daemon");
+    let start = DaemonStart {
+        dir: if root { stages::DAEMON_DIR.into() } else { daemon_dir.clone() },
+        account: nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten().map(|user| user.name),
+        config: config.clone(),
+    };
+    let supervisor = Supervisor {
+        listeners,
+        settings: supervisor::resolve::settings(&config, &search_path()),
+        daemon_config: serde_json::to_vec(&start)?,
+        log: config.log_level.clone(),
+        account,
+        daemon_dir,
+    };
+    match supervisor.run() {
+        Ok(()) => Ok(exit::OK),
+        Err(error @ ServeError::Isolation) => Err(Failed { code: exit::ISOLATION, error: error.into() }),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn run_one(args: &RunArgs) -> Result<u8, Failed> {
+    let (config, _) = load(&args.settings.flags(), args.settings.config.as_deref())?;
+    let mut code = String::new();
+    let read = if args.reads_stdin() {
+        std::io::stdin().read_to_string(&mut code)
+    } else {
+        std::fs::File::open(&args.file).and_then(|mut file| file.read_to_string(&mut code))
+    };
+    with_code(read.with_context(|| format!("failed to read {}", args.file.display())), exit::USAGE)?;
+    telemetry::init("error", config.log_format)?;
+    let scratch = Scratch::new()?;
+    let mut settings = supervisor::resolve::settings(&config, &search_path());
+    settings.state_dir = scratch.0.join("launcher");
+    stages::make_folders(&scratch.0, None)?;
+    let language = match args.lang() {
+        Lang::Py => Language::Python,
+        Lang::Js => Language::JavaScript,
+    };
+    let timeout = args.timeout.map(Duration::try_from_secs_f64).transpose();
+    let timeout = with_code(timeout.context("--timeout is not a number of seconds"), exit::USAGE)?;
+    Ok(run::one(&settings, &config, language, code, timeout)?)
+}
+
+fn examine(args: &DoctorArgs) -> Result<u8, Failed> {
+    let (config, _) = load(&args.settings.flags(), args.settings.config.as_deref())?;
+    telemetry::init("error", config.log_format)?;
+    let scratch = Scratch::new()?;
+    let mut settings = supervisor::resolve::settings(&config, &search_path());
+    settings.state_dir = scratch.0.join("launcher");
+    stages::make_folders(&scratch.0, None)?;
+    let hello = run::measure(&settings)?;
+    print(&if args.json {
+        format!("{}\n", serde_json::to_string_pretty(hello.as_ref())?)
+    } else {
+        doctor::table(&hello.posture, Some(&hello))
+    });
+    let enough = hello.posture.posture >= config.require_isolation;
+    Ok(if enough { exit::OK } else { exit::ISOLATION })
+}
+
+fn show_config(args: &ConfigArgs) -> Result<u8, Failed> {
+    if args.template {
+        print(&config::template());
+        return Ok(exit::OK);
+    }
+    let (config, layers) = load(&args.serve.flags(), args.serve.settings.config.as_deref())?;
+    let rows = config::effective(&layers, &config);
+    print(&if args.json {
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|row| serde_json::json!({"key": row.key, "value": row.value, "source": row.source}))
+            .collect();
+        format!("{}\n", serde_json::to_string_pretty(&rows)?)
+    } else {
+        rows.iter().map(|row| format!("{:28} {:32} {}\n", row.key, row.value, row.source)).collect()
+    });
+    Ok(exit::OK)
+}
+
+#[expect(clippy::print_stdout, reason = "what was asked for")]
+fn print(text: &str) {
+    print!("{text}");
+}
+
+/// The privileged stage: started by [`serve`], [`run_one`] and [`examine`].
+fn launcher(_: &InternalArgs) -> Result<u8, Failed> {
+    // SAFETY: the first thing this stage does, with the two descriptors it is started with.
+    let inherited = unsafe { sys::stage::inherited(2) };
+    let [daemon, memory] = <[_; 2]>::try_from(inherited).expect("two were asked for");
+    let told: LauncherStart = serde_json::from_slice(&stages::read_memory(memory)?)?;
+    telemetry::init(&told.log, config::LogFormat::Text)?;
+    let started = start::start(&told.settings, daemon)?;
+    match started.launcher {
+        Some(launcher) => {
+            launcher.run()?;
+            Ok(exit::OK)
         }
-        caisson::sys::process::Fork::Parent(pid) => {
-            drop(theirs);
-            let rt = tokio::runtime::Runtime::new().unwrap();
-            rt.block_on(async move {
-                use caisson::launcher::{client::Client, plan::*};
-                let c = Client::new();
-                let c2 = c.clone();
-                tokio::spawn(async move { let r = c2.attach(ours).await; eprintln!("attach ended {r:?}"); });
-                let mut h = c.hello();
-                while h.borrow().is_none() { h.changed().await.unwrap(); }
-                eprintln!("hello {:?}", h.borrow().as_ref().unwrap().warm);
-                let code = args.get(2).cloned().unwrap_or("print(1)".into());
-                for profile in [Profile::Python, Profile::PythonData, Profile::Node] { for i in 0..5 {
-                    let t = std::time::Instant::now();
-                    let s = c.launch(LaunchPlan { space: SpaceId(1), profile, origin: if args.iter().any(|a| a == "strict") { Origin::Strict } else { Origin::Warm }, account: Account(0) }).await;
-                    match s {
-                        Ok(s) => {
-                            let t1 = t.elapsed();
-                            use tokio::io::*;
-                            let mut w = tokio::net::unix::pipe::Sender::from_owned_fd(s.requests.try_clone().unwrap()).unwrap();
-                            let r = tokio::net::unix::pipe::Receiver::from_owned_fd(s.events.try_clone().unwrap()).unwrap();
-                            let mut o = tokio::net::unix::pipe::Receiver::from_owned_fd(s.stdout.try_clone().unwrap()).unwrap();
-                            let mut e = tokio::net::unix::pipe::Receiver::from_owned_fd(s.stderr.try_clone().unwrap()).unwrap();
-                            let code = if profile == Profile::Node { "console.log(process.getuid(), require('os').cpus().length)".into() } else { code.clone() };
-                            w.write_all(format!("{}\n", serde_json::json!({"nonce":"n","code":code,"timeout_ms":1000})).as_bytes()).await.unwrap();
-                            let mut line = String::new();
-                            BufReader::new(r).read_line(&mut line).await.unwrap();
-                            let t2 = t.elapsed();
-                            let mut b = vec![0; 100000];
-                            let n = o.try_read(&mut b).unwrap_or(0);
-                            let m = { let mut b2 = vec![0; 10000]; let n = e.try_read(&mut b2).unwrap_or(0); String::from_utf8_lossy(&b2[..n]).into_owned() };
-                            eprintln!("{profile:?} {i} launch {t1:?} total {t2:?} {:?} out {} err {m}", s.attestation, if i == 0 { String::from_utf8_lossy(&b[..n]).into_owned() + &line } else { line });
-                            let mut ended = s.ended.clone();
-                            drop(s);
-                            let _ = tokio::time::timeout(std::time::Duration::from_secs(3), ended.changed()).await;
-                            let e = *ended.borrow();
-                            if i == 0 { eprintln!("ended {:?}", e); }
-                        }
-                        Err(e) => eprintln!("{profile:?} launch failed {e:?}"),
-                    }
-                } }
-            });
-            drop(rt);
-            let _ = nix::sys::wait::waitpid(pid, None);
+        None => {
+            print_error(&doctor::table(&started.report, None));
+            Ok(supervisor::EXIT_ISOLATION as u8)
         }
     }
-    let _ = (std::io::stderr().as_fd(), |x| unsafe { OwnedFd::from_raw_fd(x) });
+}
+
+#[expect(clippy::print_stderr, reason = "the operator must see why nothing starts")]
+fn print_error(text: &str) {
+    eprint!("{text}");
+}
+
+/// The HTTP stage: started by [`serve`].
+fn daemon_stage(args: &InternalArgs) -> Result<u8, Failed> {
+    // SAFETY: the first thing this stage does, with the descriptors it is started with.
+    let mut inherited = unsafe { sys::stage::inherited(2 + args.listeners) }.into_iter();
+    let (control, memory) = inherited.next().zip(inherited.next()).expect("two were asked for");
+    let start: DaemonStart = serde_json::from_slice(&stages::read_memory(memory)?)?;
+    telemetry::init(&start.config.log_level, start.config.log_format)?;
+    daemon::run(start, control, inherited.map(TcpListener::from).collect())?;
+    Ok(exit::OK)
+}
+
+/// A directory for one command; removed with this value.
+struct Scratch(std::path::PathBuf);
+
+impl Scratch {
+    fn new() -> anyhow::Result<Scratch> {
+        let path = std::env::temp_dir().join(format!("caisson-{}", uuid::Uuid::new_v4()));
+        std::fs::create_dir(&path).with_context(|| format!("failed to make {}", path.display()))?;
+        Ok(Scratch(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What is left is a temporary directory.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }

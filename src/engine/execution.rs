@@ -66,3 +66,21 @@ pub struct Execution {
     /// Guidance beside the answer, such as a session that lost its memory to a restart.
     pub hint: Option<String>,
 }
+
+impl Execution {
+    /// The answer where no cell could be run because of its user.
+    pub fn process_error(language: Language, why: String) -> Execution {
+        Execution {
+            language,
+            code: String::new(),
+            status: Status::Error,
+            outputs: vec![Output::Error(ErrorOutput::plain("ProcessError", why))],
+            stdout: String::new(),
+            stderr: String::new(),
+            exit_code: 1,
+            execution_count: 0,
+            session_id: None,
+            hint: None,
+        }
+    }
+}

@@ -193,6 +193,11 @@ impl Engine {
         }
     }
 
+    /// The launcher's last greeting; `None` before the first.
+    pub fn hello(&self) -> Option<Arc<Hello>> {
+        self.native.last_hello()
+    }
+
     /// Numbers for `/health`.
     pub fn stats(&self) -> EngineStats {
         EngineStats {

@@ -35,9 +35,11 @@ mod listen;
 mod openapi;
 #[cfg(test)]
 mod tests;
+mod wired;
 
 pub use code::CodeEngine;
 pub use listen::{DRAIN_MAX, serve};
+pub use wired::Wired;
 
 /// The whole HTTP side as one service.
 pub type App = BoxCloneSyncService<Request, Response, Infallible>;

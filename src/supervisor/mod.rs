@@ -26,6 +26,7 @@ use crate::launcher::settings::Settings;
 use crate::supervisor::stages::{Account, daemon_stage, launcher_stage};
 use crate::sys::packet;
 
+pub mod resolve;
 pub mod stages;
 
 /// Restarts within [`RESTART_WINDOW`] after which we give up: something is wrong that a restart does not mend.

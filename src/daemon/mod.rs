@@ -1,0 +1,163 @@
+//! The daemon's life: confines itself, opens its store, keeps a launcher at hand, serves, drains.
+//!
+//! It starts with nothing but descriptors: the supervisor's control socket, its configuration, the
+//! listeners. It cannot start programs, mount, trace or open files outside its folder.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::RecvFlags;
+use serde::{Deserialize, Serialize};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use crate::engine::config::EngineConfig;
+use crate::engine::run::Engine;
+use crate::launcher::client::Client;
+use crate::server::{AppState, Wired, serve};
+use crate::store::Store;
+use crate::sys::{packet, reactor};
+
+pub mod confine;
+
+/// The store's file in the daemon's folder.
+const STORE_FILE: &str = "caisson.db";
+/// How long the first launcher may take to greet: it loads the zygotes first.
+const FIRST_HELLO_MAX: Duration = Duration::from_secs(180);
+/// How long running cells may go on once the HTTP side has drained.
+const STOP_MAX: Duration = Duration::from_secs(5);
+
+/// What the daemon reads at its start.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct DaemonStart {
+    pub config: Config,
+    /// Its folder, as it can reach it.
+    pub dir: PathBuf,
+    /// Name of its account, which requests may use as `user` when it is not root's daemon.
+    pub account: Option<String>,
+}
+
+/// Serves until asked to end. `control` brings the sockets of launchers.
+pub fn run(start: DaemonStart, control: OwnedFd, listeners: Vec<TcpListener>) -> anyhow::Result<()> {
+    std::fs::create_dir_all(&start.dir)?;
+    // Before the runtime: what is applied to one thread is inherited by those it starts.
+    confine::confine(&start.dir)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(live(start, control, listeners))
+}
+
+async fn live(start: DaemonStart, control: OwnedFd, listeners: Vec<TcpListener>) -> anyhow::Result<()> {
+    let shutdown = CancellationToken::new();
+    tokio::spawn(until_signal(shutdown.clone())?);
+    let store = Store::open(&start.dir.join(STORE_FILE))?;
+    let launcher = Client::new();
+    tokio::spawn(keep_launcher(control, launcher.clone(), shutdown.clone()));
+    for note in &start.config.notes {
+        tracing::warn!("{note}");
+    }
+    let engine = Engine::new(engine_config(&start), launcher.clone(), store);
+    tokio::select! {
+        greeted = first_hello(&launcher) => greeted?,
+        () = shutdown.cancelled() => return Ok(()),
+    }
+    let state = AppState::new(Arc::new(start.config), Arc::new(Wired(Arc::clone(&engine))));
+    serve(listeners, state, shutdown).await?;
+    engine.shutdown(STOP_MAX).await;
+    Ok(())
+}
+
+/// The first SIGTERM or SIGINT drains; the supervisor turns a second one into a kill.
+fn until_signal(shutdown: CancellationToken) -> io::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        shutdown.cancel();
+    })
+}
+
+async fn first_hello(launcher: &Client) -> anyhow::Result<()> {
+    let mut hello = launcher.hello();
+    let greeted = tokio::time::timeout(FIRST_HELLO_MAX, hello.wait_for(Option::is_some)).await;
+    anyhow::ensure!(matches!(greeted, Ok(Ok(_))), "the launcher did not come up");
+    Ok(())
+}
+
+/// Attaches each launcher that the supervisor sends, one after the other.
+async fn keep_launcher(control: OwnedFd, client: Client, shutdown: CancellationToken) {
+    let control = match rustix::io::ioctl_fionbio(&control, true).map_err(io::Error::from) {
+        Ok(()) => reactor::register(control),
+        Err(error) => Err(error),
+    };
+    let control = match control {
+        Ok(control) => control,
+        Err(error) => {
+            tracing::error!(%error, "the supervisor cannot be heard");
+            shutdown.cancel();
+            return;
+        }
+    };
+    loop {
+        let Ok(mut ready) = control.readable().await else { break };
+        let mut byte = [0_u8; 8];
+        let received = ready.try_io(|fd| packet::receive(fd.get_ref(), &mut byte, RecvFlags::empty()));
+        match received {
+            Ok(Ok((0, _))) => break,
+            Ok(Ok((_, descriptors))) => {
+                for socket in descriptors {
+                    let client = client.clone();
+                    tokio::spawn(async move {
+                        if let Err(error) = client.attach(socket).await {
+                            tracing::error!(%error, "the launcher's socket failed");
+                        }
+                    });
+                }
+            }
+            Ok(Err(error)) => {
+                tracing::error!(%error, "the supervisor cannot be heard");
+                break;
+            }
+            Err(_would_block) => {}
+        }
+    }
+    // Without a supervisor nobody starts anything again: end in order.
+    shutdown.cancel();
+}
+
+fn engine_config(start: &DaemonStart) -> EngineConfig {
+    let config = &start.config;
+    let limits = &config.limits;
+    EngineConfig {
+        sessions_max: config.code_sessions_max,
+        session_idle_max: config.code_session_idle,
+        cells_running_max: limits.cells_running_max,
+        cells_running_per_tenant_max: limits.cells_running_max,
+        output_chars_max: limits.output_chars_max,
+        grace: limits.grace,
+        timeout_default: limits.timeout_default,
+        timeout_max: limits.timeout_max,
+        memory_mib_max: limits.memory_bytes / (1024 * 1024),
+        slots_max: config.slots_max,
+        code_prewarm: config.code_prewarm,
+        prefill_default: config.api_keys.is_empty(),
+        default_user: config.default_user.clone(),
+        daemon_account: start.account.clone(),
+        python_name: name_of("python", config.python_version.as_deref(), "python3"),
+        node_name: name_of("node", config.node_version.as_deref(), "node"),
+        ..EngineConfig::default()
+    }
+}
+
+/// What is looked for on `PATH`.
+fn name_of(program: &str, version: Option<&str>, default: &str) -> String {
+    version.map_or_else(|| default.to_owned(), |version| format!("{program}{version}"))
+}
