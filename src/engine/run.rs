@@ -193,6 +193,11 @@ impl Engine {
         }
     }
 
+    /// What the launcher last reported; `None` before the first one is there.
+    pub fn hello(&self) -> Option<Arc<Hello>> {
+        self.native.last_hello()
+    }
+
     /// Numbers for `/health`.
     pub fn stats(&self) -> EngineStats {
         EngineStats {
