@@ -193,7 +193,7 @@ impl Engine {
         }
     }
 
-    /// The launcher's last greeting; `None` before the first.
+    /// What the launcher last reported; `None` before the first one is there.
     pub fn hello(&self) -> Option<Arc<Hello>> {
         self.native.last_hello()
     }

@@ -255,10 +255,10 @@ async fn a_session_made_up_front_waits_for_its_first_cell() {
         house.engine.session_create(&tenant(), Language::Python, Some("s"), cwd, None).await
     };
     let made = create(Some("/tmp")).await.expect("made");
-    assert_eq!((made.session_id.as_str(), made.cwd.as_deref()), ("s", Some("/tmp")));
+    assert_eq!((made.session_id.as_str(), made.cwd.as_str()), ("s", "/tmp"));
     assert!(!made.executing);
     let again = create(None).await.expect("the same");
-    assert_eq!((again.cwd.as_deref(), again.created_at_ms), (Some("/tmp"), made.created_at_ms));
+    assert_eq!((again.cwd.as_str(), again.created_at_ms), ("/tmp", made.created_at_ms));
     assert_eq!(house.run(Some("s"), "out").await.execution_count, 1);
     assert_eq!(house.launcher.launched(), 1);
 }

@@ -146,29 +146,28 @@ impl Capture {
         }
     }
 
-    /// Reads `tap` once. True when it gave as much as there was room for, so that more may wait.
-    pub(super) fn read_once(&mut self, stream: Stream, tap: &mut Tap, wake: Wake) -> bool {
+    /// Reads `tap` once; returns how many bytes came.
+    pub(super) fn read_once(&mut self, stream: Stream, tap: &mut Tap, wake: Wake) -> usize {
         let kept = self.kept(stream);
         let before = kept.bytes.len();
         kept.bytes.reserve(if before == 0 { FIRST_READ_BYTES } else { READ_BYTES });
-        let room = kept.bytes.capacity() - before;
-        let Some(bytes) = tap.read(&mut kept.bytes, wake) else { return false };
+        let Some(bytes) = tap.read(&mut kept.bytes, wake) else { return 0 };
         kept.seen = kept.seen.saturating_add(bytes);
         self.account(stream, before);
-        bytes == room
+        bytes
     }
 
-    /// Takes what is in the pipe at the end of a cell, without waiting. `expected` is what the interpreter
-    /// says to have written: a pipe in packet mode gives less per read than it holds.
-    pub(super) fn drain(&mut self, stream: Stream, tap: &mut Tap, expected: usize) {
-        let seen_before = self.kept(stream).seen;
+    /// Takes what is in the pipe now, without waiting, and returns how much that was. `expected` is what the
+    /// interpreter says to have written in all: a pipe in packet mode gives less per read than it holds.
+    pub(super) fn drain(&mut self, stream: Stream, tap: &mut Tap, expected: usize) -> usize {
+        let mut drained = 0;
         loop {
-            let already = self.kept(stream).seen;
-            let filled = self.read_once(stream, tap, Wake::Reply);
-            let seen = self.kept(stream).seen;
-            let wanted = filled || seen < expected;
-            if seen == already || !wanted || seen - seen_before >= DRAIN_BYTES_MAX {
-                return;
+            let bytes = self.read_once(stream, tap, Wake::Reply);
+            drained += bytes;
+            // Less than there was room for: the pipe is empty, and asking once more would tell nothing new.
+            let emptied = bytes < FIRST_READ_BYTES && self.kept(stream).seen >= expected;
+            if bytes == 0 || emptied || drained >= DRAIN_BYTES_MAX {
+                return drained;
             }
         }
     }

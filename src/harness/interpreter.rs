@@ -31,6 +31,12 @@ use crate::launcher::plan::{Attestation, End, SandboxId};
 
 /// How long a cell runs before its streams are read: most are done by then, and one wake-up is enough.
 const QUIET: Duration = Duration::from_millis(2);
+/// How long a stream is left alone after a small piece of output, and what is no small piece. A pipe holds
+/// 64 KiB: a guest that fills less than half of it in that time does not come to wait for us.
+const HUSH: Duration = Duration::from_millis(1);
+const BULK_BYTES: usize = 32 * 1024;
+/// So many small pieces after a large one are read at once: a flood does not always fill the pipe.
+const PIECES_AFTER_BULK: u32 = 64;
 /// How long the launcher's word on an end is waited for once the events pipe is closed.
 const END_REASON_WAIT: Duration = Duration::from_millis(200);
 /// How long an interpreter may take for a set-up or warm-up frame.
@@ -279,17 +285,28 @@ impl Interpreter {
                     _ => return Err(Ending::Died(None)),
                 },
                 () = self.stdout.readable() => {
-                    talk.capture.read_once(Stream::Stdout, &mut self.stdout, Wake::Reactor);
+                    let bytes = talk.capture.read_once(Stream::Stdout, &mut self.stdout, Wake::Reactor);
+                    talk.hush(bytes, &mut self.stdout);
                 }
                 () = self.stderr.readable() => {
-                    talk.capture.read_once(Stream::Stderr, &mut self.stderr, Wake::Reactor);
+                    let bytes = talk.capture.read_once(Stream::Stderr, &mut self.stderr, Wake::Reactor);
+                    talk.hush(bytes, &mut self.stderr);
+                }
+                () = sleep_until(talk.hushed_until), if talk.hushed => {
+                    talk.hushed = false;
+                    let bytes = talk.capture.drain(Stream::Stdout, &mut self.stdout, 0);
+                    talk.listen_again(bytes, &mut self.stdout);
+                    let bytes = talk.capture.drain(Stream::Stderr, &mut self.stderr, 0);
+                    talk.listen_again(bytes, &mut self.stderr);
                 }
                 () = seen_ended(&mut self.ended) => return Err(Ending::Died(None)),
                 reason = stopped(stop) => return Err(Ending::Stopped(reason)),
                 () = &mut timer => {
+                    if talk.phase == Phase::Quiet {
+                        self.stdout.watch();
+                        self.stderr.watch();
+                    }
                     talk.next_phase()?;
-                    self.stdout.watch();
-                    self.stderr.watch();
                     timer.as_mut().reset(talk.phase_end());
                 }
             }
@@ -357,6 +374,11 @@ struct Talk {
     event_bytes: usize,
     timeout: Duration,
     phase: Phase,
+    /// Whether a stream that writes little and often is read by the clock for now.
+    hushed: bool,
+    hushed_until: Instant,
+    /// Small pieces that are still read at once.
+    pieces_left: u32,
     quiet_until: Instant,
     deadline: Instant,
     given_up: Instant,
@@ -379,6 +401,9 @@ impl Talk {
             event_bytes: 0,
             timeout,
             phase: Phase::Quiet,
+            hushed: false,
+            hushed_until: now,
+            pieces_left: 0,
             quiet_until: deadline.min(now + QUIET),
             deadline,
             given_up: deadline + grace,
@@ -400,6 +425,38 @@ impl Talk {
             Phase::Grace => return Err(Ending::TimedOut { timeout: self.timeout }),
         };
         Ok(())
+    }
+
+    /// After a small piece the stream leaves the reactor for a moment: a guest that prints line by line would
+    /// wake us, and wait for a processor, once per line.
+    fn hush(&mut self, bytes: usize, tap: &mut Tap) {
+        if bytes >= BULK_BYTES {
+            self.pieces_left = PIECES_AFTER_BULK;
+        } else if self.pieces_left > 0 {
+            self.pieces_left -= 1;
+        } else {
+            tap.unwatch();
+            self.hush_on();
+        }
+    }
+
+    /// The moment is over: a stream that went on in small pieces stays hushed, any other is watched again.
+    fn listen_again(&mut self, bytes: usize, tap: &mut Tap) {
+        if bytes >= BULK_BYTES {
+            self.pieces_left = PIECES_AFTER_BULK;
+        }
+        if bytes == 0 || bytes >= BULK_BYTES {
+            tap.watch();
+        } else {
+            tap.unwatch();
+            self.hush_on();
+        }
+    }
+
+    fn hush_on(&mut self) {
+        if !std::mem::replace(&mut self.hushed, true) {
+            self.hushed_until = Instant::now() + HUSH;
+        }
     }
 
     fn is_late(&self) -> bool {
@@ -461,6 +518,14 @@ mod tests {
         let whole = stream_text(&ran.outcome.outputs, Stream::Stdout);
         assert_eq!((whole.as_str(), ran.outcome.stream(Stream::Stderr).as_str()), ("a\nc\n", "b\n"));
         assert_eq!(ran.outcome.outputs.len(), 3, "arrival order, because a child wrote too");
+    }
+
+    #[tokio::test]
+    async fn many_small_writes_are_all_read() {
+        let script = "out line\nchild c\nsleep 1\nerr e\n".repeat(80);
+        let ran = run(&script).await;
+        assert_eq!(ran.outcome.stream(Stream::Stdout), "line\nc\n".repeat(80));
+        assert_eq!(ran.outcome.stream(Stream::Stderr), "e\n".repeat(80));
     }
 
     #[tokio::test]

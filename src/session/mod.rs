@@ -26,6 +26,9 @@ pub mod state;
 pub const RESTART_HINT: &str =
     "session was reset: the daemon restarted and interpreter memory does not survive";
 
+/// Where code starts when nobody says otherwise, as seen inside.
+pub const HOME_DIR: &str = "/home/sandbox";
+
 /// Names one session for good.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SessionKey {
@@ -84,8 +87,8 @@ pub enum NoTurn {
 pub struct SessionEntry {
     pub session_id: String,
     pub language: Language,
-    /// As asked for at its start; `None` is the sandbox's home.
-    pub cwd: Option<String>,
+    /// As asked for at its start, else the sandbox's home.
+    pub cwd: String,
     /// Milliseconds since the epoch.
     pub created_at_ms: u64,
     pub last_used_ms: u64,
@@ -223,9 +226,10 @@ impl Session {
         SessionEntry {
             session_id: self.key.id.to_string(),
             language: self.key.language,
-            cwd: self.birth.cwd.clone(),
+            cwd: self.birth.cwd.clone().unwrap_or_else(|| HOME_DIR.to_owned()),
             created_at_ms: epoch_ms(self.created_at),
-            last_used_ms: epoch_ms(books.used_at),
+            // The clock may have been set back meanwhile.
+            last_used_ms: epoch_ms(books.used_at.max(self.created_at)),
             age_seconds: books.used.elapsed().as_secs(),
             idle_max_ms: u64::try_from(idle_max.as_millis()).unwrap_or(u64::MAX),
             executing: books.state.is_executing(),
