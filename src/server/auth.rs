@@ -137,9 +137,9 @@ pub(crate) fn cut_key(uri: &mut Uri) -> Option<UrlKey> {
         false => format!("{}?{rest}", uri.path()),
     };
     let mut parts = std::mem::take(uri).into_parts();
-    parts.path_and_query =
-        Some(path_and_query.parse().expect("a part of a valid path and query is a valid one"));
-    *uri = Uri::from_parts(parts).expect("only the query became shorter");
+    // Part of a valid query is a valid query; should that ever be wrong, no query is the safe one.
+    parts.path_and_query = path_and_query.parse().ok();
+    *uri = Uri::from_parts(parts).unwrap_or_else(|_| Uri::from_static("/"));
     Some(key)
 }
 
@@ -176,6 +176,19 @@ mod tests {
         assert_eq!(cut("/a?api%5Fkey=k&api_key=l"), (Some(b"k".to_vec()), "/a".to_owned()));
         assert_eq!(cut("/a?xapi_key=k"), (None, "/a?xapi_key=k".to_owned()));
         assert_eq!(cut("http://h:1/a?API_KEY=a+b"), (Some(b"a+b".to_vec()), "http://h:1/a".to_owned()));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_url_keeps_a_key(path in "/[ -~]{0,12}", before in "[ -~]{0,12}", after in "[ -~]{0,12}") {
+            let Ok(mut uri) = format!("{path}?{before}&api_key=SECRET&{after}").parse::<Uri>() else {
+                return Ok(());
+            };
+            let path = uri.path().to_owned();
+            cut_key(&mut uri);
+            proptest::prop_assert_eq!(uri.path(), path);
+            proptest::prop_assert!(!uri.query().unwrap_or_default().split('&').any(|pair| pair == "api_key=SECRET"));
+        }
     }
 
     #[test]

@@ -23,10 +23,6 @@ const ID_BYTES_MAX: usize = 128;
 /// When a caller may try again after the daemon went away.
 const RETRY_AFTER_SECS: HeaderValue = HeaderValue::from_static("1");
 
-/// The id of a request, for messages and logs.
-#[derive(Clone, Debug)]
-pub(crate) struct RequestId(pub(crate) HeaderValue);
-
 /// The outermost layer.
 pub(super) async fn front(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
     // Held until the answer exists: shutting down waits for it.
@@ -35,7 +31,6 @@ pub(super) async fn front(State(state): State<AppState>, mut request: Request, n
         request.extensions_mut().insert(key);
     }
     let id = request_id(request.headers());
-    request.extensions_mut().insert(RequestId(id.clone()));
     let span = telemetry::request_span(
         id.to_str().unwrap_or_default(),
         request.method().as_str(),

@@ -13,6 +13,9 @@ use crate::engine::{CellRequest, Execution, Language, Output, SessionChoice, Sta
 use crate::server::code::{CodeInfo, Keeper, SessionEntry, SessionRequest};
 use crate::server::fields::{FieldError, Fields};
 
+/// How much of a caller's word a message repeats, in characters.
+const QUOTED_CHARS_MAX: usize = 100;
+
 /// A cell to run. Unknown fields are ignored; null reads as absent.
 #[derive(Debug, PartialEq, ToSchema)]
 pub(crate) struct ExecuteRequest {
@@ -86,7 +89,8 @@ impl ExecuteRequest {
 fn known_language(name: &str, reasons: &mut Vec<FieldError>) -> Option<Language> {
     let language = Language::parse(name);
     if language.is_none() {
-        let message = format!("Unsupported language '{name}'. Supported: python, javascript");
+        let quoted: String = name.chars().take(QUOTED_CHARS_MAX).collect();
+        let message = format!("Unsupported language '{quoted}'. Supported: python, javascript");
         reasons.push(FieldError::in_body("language", "enum", message));
     }
     language

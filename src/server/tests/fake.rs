@@ -166,6 +166,7 @@ impl CodeEngine for Fake {
     }
 
     fn session_get<'a>(&'a self, tenant: &'a TenantId, id: &'a str) -> Pending<'a, Option<SessionEntry>> {
+        assert_ne!(id, "panic", "the fake was told to panic");
         Box::pin(
             async move { self.sessions.lock().unwrap().get(&(tenant.0.clone(), id.to_owned())).cloned() },
         )

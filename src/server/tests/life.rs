@@ -26,6 +26,17 @@ async fn a_request_id_is_echoed_when_it_is_harmless() {
 }
 
 #[tokio::test]
+async fn a_panic_of_a_handler_is_a_500_with_the_envelope_and_the_id() {
+    let reply = get("/v2/code/sessions/panic").header("x-request-id", "r1").to(&daemon(&[])).await;
+    assert_eq!((reply.status.as_u16(), reply.header("x-tt-logid")), (500, Some("r1")));
+    assert_eq!(
+        (&reply.json()["success"], &reply.json()["message"]),
+        (&json!(false), &json!("Internal error"))
+    );
+    assert!(!reply.text.contains("told to panic"));
+}
+
+#[tokio::test]
 async fn an_answer_is_not_to_be_sniffed() {
     assert_eq!(get("/nothing").to(&daemon(&[])).await.header("x-content-type-options"), Some("nosniff"));
 }
