@@ -216,10 +216,10 @@ def forget_matplotlib():
     """The template's configuration directory is the zygote's; a guest's is below its own HOME."""
     matplotlib = sys.modules["matplotlib"]
     for function in (matplotlib.get_configdir, matplotlib.get_cachedir):
-        # Some versions cache in a closure that nobody can reach: there the guest keeps the read-only folder.
-        clear = getattr(function, "cache_clear", None)
-        if clear:
-            clear()
+        # matplotlib remembers the answer in its decorator's variables, not by functools.
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+        if "called" in cells:
+            cells["called"].cell_contents = False
 
 
 # What a package remembers of the zygote's surroundings.
@@ -228,9 +228,15 @@ FORGET = [("matplotlib", forget_matplotlib)]
 
 def become_guest():
     """After the fork, confined: nothing that the zygote drew, opened or was told may be left to the guest."""
-    for name, step in RESEED + FORGET:
+    for name, reseed in RESEED:
         if name in sys.modules:
-            step()
+            reseed()  # a failure ends the guest: better none than one that draws what its sibling draws
+    for name, forget in FORGET:
+        if name in sys.modules:
+            try:
+                forget()
+            except Exception:
+                pass  # another version of the package; the guest sees an odd path at worst
     set_environment()
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
 

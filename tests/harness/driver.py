@@ -86,9 +86,10 @@ class Harness:
             if frame is not None:
                 break
             if self.events not in self.open:
-                raise Dead(os.waitpid(self.pid, 0)[1])
+                self.drain(self.err)
+                raise Dead(self.reap(), self.stderr)
             if time.monotonic() > end:
-                os.kill(self.pid, signal.SIGKILL)
+                self.kill()
                 raise TimeoutError(code)
             self.pump(0.5)
         self.drain(self.out)
@@ -96,6 +97,14 @@ class Harness:
         frame["stdout"] = self.stdout.decode("utf-8", "replace")
         frame["stderr"] = self.stderr.decode("utf-8", "replace")
         return frame
+
+    def reap(self):
+        """The wait status. A zygote's fork is no child of ours: it has no pid here, and -1 would mean everybody."""
+        return os.waitpid(self.pid, 0)[1] if self.pid > 0 else None
+
+    def kill(self):
+        if self.pid > 0:
+            os.kill(self.pid, signal.SIGKILL)
 
     def frame(self, nonce):
         while b"\n" in self.buffer:
@@ -118,6 +127,6 @@ class Harness:
             if pid:
                 return status
             time.sleep(0.005)
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        self.kill()
+        self.reap()
         raise TimeoutError("the harness did not leave at end of file")

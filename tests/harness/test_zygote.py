@@ -33,7 +33,7 @@ class Fork(Harness):
             os.set_blocking(fd, False)
         self.count, self.buffer, self.stdout, self.stderr = 0, b"", b"", b""
         self.open = {self.events, self.out, self.err}
-        self.pid = -1
+        self.pid = 0
 
     def close(self):
         for fd in (self.req, self.events, self.out, self.err):
