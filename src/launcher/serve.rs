@@ -358,6 +358,10 @@ impl Loop {
     }
 
     fn reply(&mut self, reply: &Reply, descriptors: &[BorrowedFd<'_>]) {
+        if self.ending.is_some() {
+            // The daemon is gone, or knows that all of its sandboxes end.
+            return;
+        }
         if let Err(error) = packet::send(&self.launcher.daemon, &reply.encode(), descriptors) {
             tracing::error!(%error, "failed to answer the daemon");
             self.begin_end("the daemon does not read");

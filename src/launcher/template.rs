@@ -69,7 +69,7 @@ const DIRECTORIES: [&str; 17] = [
     "run",
     "var",
     "var/tmp",
-    "sys/kernel/mm/transparent_hugepage",
+    "sys",
 ];
 
 /// Host files that libraries look for.
@@ -101,12 +101,6 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
     ("stdout", "/proc/self/fd/1"),
     ("stderr", "/proc/self/fd/2"),
     ("ptmx", "pts/ptmx"),
-];
-
-/// glibc reads these before it asks for huge pages, which a fork of a warm interpreter profits from.
-const HUGE_PAGES: [(&str, &str); 2] = [
-    ("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"),
-    ("sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "2097152\n"),
 ];
 
 impl Template {
@@ -177,9 +171,6 @@ fn build_here(point: &Path, contents: &Contents) -> io::Result<()> {
     }
     for (name, target) in DEVICE_LINKS {
         symlink(target, point.join("dev").join(name))?;
-    }
-    for (path, content) in HUGE_PAGES {
-        fs::write(point.join(path), content)?;
     }
     for file in &contents.files {
         write_generated(point, file)?;

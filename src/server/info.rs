@@ -17,7 +17,7 @@ use crate::launcher::posture::{Hello, LayerReport, RuntimeReport};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Home of the guest, where code starts unless a request says otherwise.
-pub(super) const HOME: &str = "/home/sandbox";
+const HOME: &str = "/home/sandbox";
 const CAPABILITIES_SCHEMA: &str = "caisson.capabilities.v1";
 
 /// The commit this binary was built from, when the build said so.

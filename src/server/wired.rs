@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::info::HOME;
 use super::code::{
     CodeEngine, CodeInfo, EngineStats, Keeper, NotCreated, Pending, SessionEntry, SessionRequest,
 };
@@ -18,7 +17,8 @@ pub struct Wired(pub Arc<Engine>);
 
 impl CodeEngine for Wired {
     fn execute(&self, request: CellRequest) -> Pending<'_, Result<Execution, Refusal>> {
-        Box::pin(self.0.execute(request))
+        let engine = Arc::clone(&self.0);
+        Box::pin(async move { engine.execute(request).await })
     }
 
     fn sessions_list<'a>(&'a self, tenant: &'a TenantId) -> Pending<'a, Vec<(String, SessionEntry)>> {
@@ -88,7 +88,7 @@ impl From<session::SessionEntry> for SessionEntry {
         SessionEntry {
             session_id: it.session_id,
             language: it.language,
-            cwd: it.cwd.unwrap_or_else(|| HOME.to_owned()),
+            cwd: it.cwd,
             created_at_ms: it.created_at_ms,
             last_used_ms: it.last_used_ms,
             age: Duration::from_secs(it.age_seconds),
