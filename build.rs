@@ -17,7 +17,11 @@ fn main() {
     println!("cargo:rerun-if-changed=.git/HEAD");
     println!("cargo:rustc-env=CAISSON_REVISION={}", revision());
 
-    let init = ["--crate-type=bin", "-Crelocation-model=static", "-Clink-args=-nostdlib -static -nostartfiles -Wl,--build-id=none"];
+    let init = [
+        "--crate-type=bin",
+        "-Crelocation-model=static",
+        "-Clink-args=-nostdlib -static -nostartfiles -Wl,--build-id=none",
+    ];
     compile("src/launcher/init.rs", "caisson-init", &init);
     let library = ["--crate-type=cdylib", "-Clink-args=-nostdlib"];
     compile("src/launcher/entry.rs", "libcaisson.so", &library);
@@ -30,7 +34,13 @@ fn compile(source: &str, name: &str, kind: &[&str]) {
     let rustc = env::var_os("RUSTC").expect("cargo sets RUSTC");
     let mut command = Command::new(rustc);
     command.arg(Path::new(&root).join(source)).arg("-o").arg(&out).args(["--target", &target]);
-    command.args(["--edition=2024", "-Copt-level=2", "-Cpanic=abort", "-Cstrip=symbols", "-Coverflow-checks=off"]);
+    command.args([
+        "--edition=2024",
+        "-Copt-level=2",
+        "-Cpanic=abort",
+        "-Cstrip=symbols",
+        "-Coverflow-checks=off",
+    ]);
     command.args(kind);
     let status = command.status().expect("rustc runs");
     assert!(status.success(), "failed to compile {source}");

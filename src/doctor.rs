@@ -19,11 +19,14 @@ pub fn table(report: &PostureReport, hello: Option<&Hello>) -> String {
             line(&mut text, format_args!("{:width$}            grant: {grant}", ""));
         }
     }
-    for (name, runtime) in
-        [("python", hello.and_then(|hello| hello.python.as_ref())), ("node", hello.and_then(|it| it.node.as_ref()))]
-    {
+    for (name, runtime) in [
+        ("python", hello.and_then(|hello| hello.python.as_ref())),
+        ("node", hello.and_then(|it| it.node.as_ref())),
+    ] {
         match runtime {
-            Some(found) => line(&mut text, format_args!("{name:width$}  {} ({})", found.version, found.host_binary)),
+            Some(found) => {
+                line(&mut text, format_args!("{name:width$}  {} ({})", found.version, found.host_binary))
+            }
             None => line(&mut text, format_args!("{name:width$}  not found")),
         }
     }

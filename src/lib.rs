@@ -8,16 +8,16 @@ pub mod doctor;
 pub mod run;
 pub mod server;
 
-pub mod engine;
-pub mod session;
 pub mod backend;
-pub mod zygote;
+pub mod engine;
 pub mod harness;
-pub mod tenant;
+pub mod session;
 pub mod store;
+pub mod tenant;
+pub mod zygote;
 
-pub mod policy;
 pub mod launcher;
+pub mod policy;
 pub mod supervisor;
 pub mod sys;
 pub mod telemetry;

@@ -58,7 +58,9 @@ fn with_code<T>(result: anyhow::Result<T>, code: u8) -> Result<T, Failed> {
 /// The settings, as flags, environment and file have them.
 fn load(flags: &Flags, file: Option<&std::path::Path>) -> Result<(Config, Layers), Failed> {
     let text = file
-        .map(|path| std::fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display())))
+        .map(|path| {
+            std::fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display()))
+        })
         .transpose();
     let text = with_code(text, exit::USAGE)?;
     let name = file.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();

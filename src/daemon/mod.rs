@@ -48,8 +48,18 @@ pub fn run(start: DaemonStart, control: OwnedFd, listeners: Vec<TcpListener>) ->
     std::fs::create_dir_all(&start.dir)?;
     // Before the runtime: what is applied to one thread is inherited by those it starts.
     confine::confine(&start.dir)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(worker_count())
+        .enable_all()
+        .build()?;
     runtime.block_on(live(start, control, listeners))
+}
+
+/// Half of the processors: the other half is the guests'. A request's tasks wake each other, and waking another
+/// thread costs as much as a cell.
+fn worker_count() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    (processors / 2).max(1)
 }
 
 async fn live(start: DaemonStart, control: OwnedFd, listeners: Vec<TcpListener>) -> anyhow::Result<()> {

@@ -116,16 +116,10 @@ impl std::fmt::Debug for Interpreter {
 impl Interpreter {
     /// Takes over a fresh sandbox. Must run inside the async runtime.
     pub fn new(sandbox: Sandbox) -> io::Result<Interpreter> {
-        // The sandbox keeps its own descriptors until it is dropped with the guard: its ender is private.
-        let pipes = Pipes {
-            requests: sandbox.requests.try_clone()?,
-            events: sandbox.events.try_clone()?,
-            stdout: sandbox.stdout.try_clone()?,
-            stderr: sandbox.stderr.try_clone()?,
-        };
-        let provenance = Provenance { sandbox: sandbox.id, attestation: sandbox.attestation };
-        let ended = sandbox.ended.clone();
-        Interpreter::from_pipes(pipes, ended, provenance, Box::new(sandbox))
+        let Sandbox { id, attestation, requests, events, stdout, stderr, ended, ender } = sandbox;
+        let pipes = Pipes { requests, events, stdout, stderr };
+        let provenance = Provenance { sandbox: id, attestation };
+        Interpreter::from_pipes(pipes, ended, provenance, Box::new(ender))
     }
 
     /// From pipes, whoever is at their other end; `guard` is dropped with the interpreter.

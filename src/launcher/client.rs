@@ -49,12 +49,13 @@ pub struct Sandbox {
     pub stderr: OwnedFd,
     /// Holds the end once the launcher has seen it.
     pub ended: watch::Receiver<Option<End>>,
-    _ender: Ender,
+    /// Its life: whoever takes the descriptors takes this too.
+    pub ender: Ender,
 }
 
 /// Asks the launcher to end a sandbox when dropped.
 #[derive(Debug)]
-struct Ender {
+pub struct Ender {
     id: SandboxId,
     client: Client,
 }
@@ -95,7 +96,9 @@ impl Client {
     /// A handle without a launcher yet: launches answer [`LaunchError::Gone`] until [`Client::attach`].
     pub fn new() -> Client {
         let (hello, _) = watch::channel(None);
-        Client { shared: Arc::new(Shared { state: Mutex::new(State::default()), hello, unsent: Notify::new() }) }
+        Client {
+            shared: Arc::new(Shared { state: Mutex::new(State::default()), hello, unsent: Notify::new() }),
+        }
     }
 
     /// Takes a connected socket of a launcher and serves it until that launcher is gone. Must run inside the
@@ -279,7 +282,7 @@ impl Client {
         let (sender, ended) = watch::channel(None);
         self.lock().live.insert(id, sender);
         let ender = Ender { id, client: self.clone() };
-        Some(Sandbox { id, attestation, requests, events, stdout, stderr, ended, _ender: ender })
+        Some(Sandbox { id, attestation, requests, events, stdout, stderr, ended, ender })
     }
 
     fn forget_launcher(&self) {

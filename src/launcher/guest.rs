@@ -32,7 +32,12 @@ struct Fixed {
 }
 
 /// Hands a job to a zygote.
-pub fn fork_into(shell: &Shell, rules: &Rules, account: usize, zygote: BorrowedFd<'_>) -> Result<Ends, StepError> {
+pub fn fork_into(
+    shell: &Shell,
+    rules: &Rules,
+    account: usize,
+    zygote: BorrowedFd<'_>,
+) -> Result<Ends, StepError> {
     let (ends, fixed) = pipes(shell, rules, account).at(Step::Descriptors)?;
     let job = job(shell, rules, account);
     let descriptors = descriptors(&fixed, shell);
@@ -50,7 +55,13 @@ pub struct Program {
 
 impl Program {
     /// Python's flags depend on its version, Node's as well.
-    pub fn new(profile: Profile, python_flags: &[&str], node: &str, node_flags: &[&str], user: &str) -> Program {
+    pub fn new(
+        profile: Profile,
+        python_flags: &[&str],
+        node: &str,
+        node_flags: &[&str],
+        user: &str,
+    ) -> Program {
         let mut words: Vec<&str> = Vec::new();
         match profile {
             Profile::Python | Profile::PythonData => {
@@ -68,7 +79,11 @@ impl Program {
         let mut environment: Vec<CString> = ENVIRONMENT.iter().map(|word| text(word)).collect();
         environment.push(text(&format!("USER={user}")));
         environment.push(text(&format!("LOGNAME={user}")));
-        Program { path: text(words[0]), arguments: words.iter().map(|word| text(word)).collect(), environment }
+        Program {
+            path: text(words[0]),
+            arguments: words.iter().map(|word| text(word)).collect(),
+            environment,
+        }
     }
 }
 
@@ -99,7 +114,8 @@ pub fn exec_into(shell: &Shell, rules: &Rules, account: usize, program: &Program
         return Err(io::Error::from(io::ErrorKind::InvalidInput)).at(Step::Exec);
     };
     let programs: Vec<&[u64]> = rules.first.iter().chain(&rules.second).map(Vec::as_slice).collect();
-    let thread = Thread { tid: raw::tid_address().map_err(errno).at(Step::Clone)?, robust: (0, 0), rseq: (0, 0) };
+    let thread =
+        Thread { tid: raw::tid_address().map_err(errno).at(Step::Clone)?, robust: (0, 0), rseq: (0, 0) };
     // SAFETY: the launcher has one thread.
     match unsafe { fork() }.at(Step::Clone)? {
         Fork::Parent(_) => Ok(ends),

@@ -57,7 +57,8 @@ pub fn verify(
     }
     let inodes = inodes(&pid.to_string()).map_err(|error| error.to_string())?;
     let mut namespaces = 0;
-    for (((_, name), inode), (ours, shells)) in NAMESPACES.iter().zip(&inodes).zip(own.iter().zip(&shell.inodes))
+    for (((_, name), inode), (ours, shells)) in
+        NAMESPACES.iter().zip(&inodes).zip(own.iter().zip(&shell.inodes))
     {
         if inode == ours || inode != shells {
             return Err(format!("{name} namespace is not the shell's"));

@@ -266,7 +266,8 @@ impl Loop {
         let refill = self.refill_due.then(|| self.last_plan + REFILL_QUIET);
         let ready = self.entries.values().any(|entry| matches!(entry.stage, Stage::Ready));
         let linger = ready.then(|| self.traffic.values().map(|last| *last + READY_LINGER).min()).flatten();
-        let spaces = if self.launcher.spaces.open_count() > 0 { Some(Instant::now() + READY_LINGER) } else { None };
+        let spaces =
+            if self.launcher.spaces.open_count() > 0 { Some(Instant::now() + READY_LINGER) } else { None };
         let removing = self.removing.front().map(|(_, at)| *at);
         let ending = self.ending.map(|since| since + END_TIMEOUT);
         stages.chain(zygotes).chain(refill).chain(linger).chain(spaces).chain(removing).chain(ending).min()
@@ -305,11 +306,8 @@ impl Loop {
     fn retry_removals(&mut self, now: Instant) {
         for _ in 0..self.removing.len() {
             match self.removing.pop_front() {
-                Some((leaf, at)) if now >= at => {
-                    if !leaf.remove() {
-                        self.removing.push_back((leaf, now + REMOVE_WAIT));
-                    }
-                }
+                Some((leaf, at)) if now >= at && leaf.remove() => drop(leaf),
+                Some((leaf, at)) if now >= at => self.removing.push_back((leaf, now + REMOVE_WAIT)),
                 Some(waiting) => self.removing.push_back(waiting),
                 None => {}
             }
@@ -399,7 +397,8 @@ impl Loop {
             Profile::Python | Profile::PythonData => self.launcher.python,
             Profile::Node => self.launcher.node.is_some(),
         };
-        let waiting = self.entries.values().filter(|entry| matches!(entry.stage, Stage::Booting { .. })).count();
+        let waiting =
+            self.entries.values().filter(|entry| matches!(entry.stage, Stage::Booting { .. })).count();
         match () {
             () if self.ending.is_some() => refuse(rustix::io::Errno::SHUTDOWN),
             () if plan.space.0 == 0 => refuse(rustix::io::Errno::INVAL),
@@ -407,7 +406,9 @@ impl Loop {
                 refuse(rustix::io::Errno::INVAL)
             }
             () if !known => refuse(rustix::io::Errno::NOENT),
-            () if self.deleting.iter().any(|(_, space)| *space == plan.space) => refuse(rustix::io::Errno::BUSY),
+            () if self.deleting.iter().any(|(_, space)| *space == plan.space) => {
+                refuse(rustix::io::Errno::BUSY)
+            }
             () if self.entries.len() >= SANDBOXES_MAX || waiting >= WAITING_MAX => {
                 refuse(rustix::io::Errno::AGAIN)
             }
@@ -672,7 +673,8 @@ impl Loop {
         let account = usize::from(order.plan.account.0);
         match release::verify(guest, shell, &self.launcher.rules, account, &self.own_namespaces) {
             Ok(attestation) => {
-                let Stage::Confining { ends, .. } = mem::replace(&mut entry.stage, Stage::Live { guest }) else {
+                let Stage::Confining { ends, .. } = mem::replace(&mut entry.stage, Stage::Live { guest })
+                else {
                     return;
                 };
                 entry.announced = true;
@@ -841,8 +843,7 @@ impl Loop {
     fn start_zygote(&mut self, index: usize) {
         let uid = self.launcher.leases.zygote();
         let Launcher { nurseries, rules, maker, zygote_cgroup, python_flags, .. } = &mut self.launcher;
-        let ground =
-            Ground { template: maker.template.as_fd(), rules, cgroup: zygote_cgroup, python_flags };
+        let ground = Ground { template: maker.template.as_fd(), rules, cgroup: zygote_cgroup, python_flags };
         let started = nurseries[index].start(&ground, uid);
         if let Err(error) = started {
             tracing::error!(%error, "zygote not started");

@@ -164,8 +164,7 @@ impl Spaces {
     fn format(&self, space: SpaceId) -> io::Result<()> {
         let image = self.image(space);
         let temporary = image.with_extension("new");
-        let file =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
         file.set_len(self.limits.bytes + OVERHEAD_BYTES)?;
         drop(file);
         let status = Command::new("/sbin/mke2fs")

@@ -74,8 +74,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
     let rules = Rules::load(settings, abi)?;
     let mut leases = Leases::take().during("take a range of user ids")?;
     let (cgroups, found) = Cgroups::open(&format!("caisson-{}", leases.range()));
-    let mut spaces =
-        Spaces::new(&settings.state_dir, settings.space).during("open the folder of spaces")?;
+    let mut spaces = Spaces::new(&settings.state_dir, settings.space).during("open the folder of spaces")?;
     let runtimes = Runtimes::find(settings);
     let point = settings.state_dir.join("template");
     fs::create_dir_all(&point).during("make the template's mount point")?;
@@ -94,14 +93,10 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         return Ok(Started { report, launcher: None });
     }
     let python_flags = python_flags(python.as_ref());
-    let node_start = node
-        .as_ref()
-        .map(|node| NodeStart { binary: node.binary.clone(), flags: node_flags(&node.version) });
-    let profiles: &[Profile] = if python.is_some() && !settings.zygotes_off {
-        &[Profile::Python, Profile::PythonData]
-    } else {
-        &[]
-    };
+    let node_start =
+        node.as_ref().map(|node| NodeStart { binary: node.binary.clone(), flags: node_flags(&node.version) });
+    let profiles: &[Profile] =
+        if python.is_some() && !settings.zygotes_off { &[Profile::Python, Profile::PythonData] } else { &[] };
     let hello = Hello {
         posture: report.clone(),
         accounts: rules.accounts.iter().map(|account| account.name.clone()).collect(),
@@ -230,10 +225,8 @@ impl Runtimes {
             let host_binary = host.to_string_lossy().into_owned();
             Some(RuntimeReport { binary: binary.to_owned(), version, host_binary })
         };
-        let python = self
-            .python
-            .as_ref()
-            .and_then(|env| report("/opt/python/bin/python3", &env.join("bin/python3")));
+        let python =
+            self.python.as_ref().and_then(|env| report("/opt/python/bin/python3", &env.join("bin/python3")));
         let node = self.node.as_ref().and_then(|(host, inside)| report(inside, host));
         (python, node)
     }

@@ -190,11 +190,8 @@ fn pivot(point: &Path) -> io::Result<()> {
     nix::unistd::pivot_root(".", ".")?;
     umount2(".", MntFlags::MNT_DETACH)?;
     std::env::set_current_dir("/")?;
-    let flags = MsFlags::MS_REMOUNT
-        | MsFlags::MS_BIND
-        | MsFlags::MS_RDONLY
-        | MsFlags::MS_NOSUID
-        | MsFlags::MS_NODEV;
+    let flags =
+        MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     Ok(mount(None::<&str>, "/", None::<&str>, flags, None::<&str>)?)
 }
 
@@ -259,7 +256,7 @@ fn attach(
     let tree = open_tree(rustix::fs::CWD, &source_real, flags).map_err(|error| named(error.into()))?;
     set_attributes(tree.as_fd(), attributes).map_err(named)?;
     let how = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    Ok(move_mount(tree.as_fd(), "", rustix::fs::CWD, &place, how).map_err(|error| named(error.into()))?)
+    move_mount(tree.as_fd(), "", rustix::fs::CWD, &place, how).map_err(|error| named(error.into()))
 }
 
 fn inside(point: &Path, target: &Path) -> PathBuf {

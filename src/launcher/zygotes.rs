@@ -216,9 +216,7 @@ fn exec(arguments: &[CString], environment: &[CString]) -> io::Error {
     let argv = raw::Pointers::collect(&arguments, &mut argument_space);
     let envp = raw::Pointers::collect(&environment, &mut environment_space);
     match (argv, envp) {
-        (Some(argv), Some(envp)) => {
-            io::Error::from_raw_os_error(raw::execve(arguments[0], &argv, &envp))
-        }
+        (Some(argv), Some(envp)) => io::Error::from_raw_os_error(raw::execve(arguments[0], &argv, &envp)),
         _ => io::Error::from(io::ErrorKind::InvalidInput),
     }
 }

@@ -107,7 +107,11 @@ impl Supervisor {
                 if pid != running.daemon && pid != running.launcher || ending.is_some() {
                     continue;
                 }
-                tracing::error!(what = if pid == running.daemon { "daemon" } else { "launcher" }, ?status, "died");
+                tracing::error!(
+                    what = if pid == running.daemon { "daemon" } else { "launcher" },
+                    ?status,
+                    "died"
+                );
                 if too_many(&mut restarts) {
                     kill(running.daemon, Signal::SIGKILL);
                     end_launcher(running.launcher);
@@ -159,8 +163,8 @@ fn send_launcher(control: &OwnedFd, socket: &OwnedFd) -> io::Result<()> {
 
 fn wait(signals: &SignalFd, until: Option<Instant>) {
     let timeout = until.map(|at| at.saturating_duration_since(Instant::now()));
-    let timeout =
-        timeout.map(|wait| Timespec { tv_sec: wait.as_secs() as i64 + 1, tv_nsec: wait.subsec_nanos().into() });
+    let timeout = timeout
+        .map(|wait| Timespec { tv_sec: wait.as_secs() as i64 + 1, tv_nsec: wait.subsec_nanos().into() });
     let mut one = [PollFd::new(signals, PollFlags::IN)];
     // Interrupted or late: the caller looks at everything anyway.
     let _ = poll(&mut one, timeout.as_ref());

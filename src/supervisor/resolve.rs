@@ -45,12 +45,8 @@ pub fn settings(config: &Config, search: &str) -> Settings {
 
 /// The first file of this name on the search path that can be executed.
 fn on_path(search: &str, name: &str) -> Option<PathBuf> {
-    search
-        .split(':')
-        .filter(|dir| dir.starts_with('/'))
-        .map(|dir| Path::new(dir).join(name))
-        .find(|path| {
-            let executable = rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok();
-            executable && path.is_file()
-        })
+    search.split(':').filter(|dir| dir.starts_with('/')).map(|dir| Path::new(dir).join(name)).find(|path| {
+        let executable = rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok();
+        executable && path.is_file()
+    })
 }

@@ -51,11 +51,7 @@ struct InitStart {
 
 /// Starts `program` (a memfd) as pid 1 of the namespaces in `flags`, with `socket` as its descriptor 3.
 /// Its memory is never a copy of ours: the clone shares it, and we sleep until the exec.
-pub fn start_init(
-    flags: u64,
-    socket: BorrowedFd<'_>,
-    program: BorrowedFd<'_>,
-) -> io::Result<(Pid, OwnedFd)> {
+pub fn start_init(flags: u64, socket: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<(Pid, OwnedFd)> {
     let start = InitStart { socket: socket.as_raw_fd(), program: program.as_raw_fd() };
     let mut stack = vec![0_u128; START_STACK_BYTES / 16];
     let top = stack.as_mut_ptr_range().end.cast::<c_void>();

@@ -309,7 +309,8 @@ pub fn dup_above(fd: i32, least: i32) -> Answer<i32> {
 }
 
 pub fn openat(dir: i32, path: &CStr, flags: i32) -> Answer<i32> {
-    value(plain(nr::OPENAT, [dir as usize, path.as_ptr() as usize, flags as usize, 0, 0, 0])).map(|fd| fd as i32)
+    value(plain(nr::OPENAT, [dir as usize, path.as_ptr() as usize, flags as usize, 0, 0, 0]))
+        .map(|fd| fd as i32)
 }
 
 pub fn chdir(path: &CStr) -> Answer<()> {
@@ -421,8 +422,14 @@ pub fn mount(source: &CStr, target: &CStr, kind: &CStr, flags: u64, data: &CStr)
 pub fn move_mount(tree: i32, target: &CStr) -> Answer<()> {
     const F_EMPTY_PATH: usize = 4;
     let empty = c"";
-    let arguments =
-        [tree as usize, empty.as_ptr() as usize, AT_FDCWD as usize, target.as_ptr() as usize, F_EMPTY_PATH, 0];
+    let arguments = [
+        tree as usize,
+        empty.as_ptr() as usize,
+        AT_FDCWD as usize,
+        target.as_ptr() as usize,
+        F_EMPTY_PATH,
+        0,
+    ];
     done(plain(MOVE_MOUNT, arguments))
 }
 
