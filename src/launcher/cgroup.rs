@@ -216,11 +216,6 @@ impl Leaf {
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         })
     }
-
-    /// True when nothing is bounded by a group here.
-    pub fn is_empty(&self) -> bool {
-        self.dirs.is_empty()
-    }
 }
 
 /// Where our own group of a v1 controller lies in the file system.

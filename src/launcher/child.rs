@@ -66,9 +66,10 @@ pub fn confine(job: &Job, descriptors: &[i32], thread: Thread, programs: &[&[u64
     // The same.
     at(step::SECUREBITS, raw::prctl(raw::PR_SET_SECUREBITS, raw::SECUREBITS_LOCKED, 0).map(|_| ()))?;
     // Groups, then gid, then uid: each needs what the next takes away.
-    at(step::IDENTITY, assume(job.uid, job.gid))?;
+    at(step::IDENTITY, assume(job.uid, job.gid, job.keep_groups == 0))?;
     // Not done by the change of identity: whoever enters a user namespace was never its root.
     at(step::CAPABILITIES, give_up_capabilities())?;
+    at(step::CAPABILITIES, prove_no_root())?;
     at(step::NO_NEW_PRIVS, raw::prctl(raw::PR_SET_NO_NEW_PRIVS, 1, 0).map(|_| ()))?;
     // The change of identity made it non-dumpable, and so its own /proc entries unreadable to it.
     at(step::IDENTITY, raw::prctl(raw::PR_SET_DUMPABLE, 1, 0).map(|_| ()))?;
@@ -129,16 +130,22 @@ pub fn drop_bounding() -> raw::Answer<()> {
     Ok(())
 }
 
-/// Becomes the account: no groups, one gid, one uid.
-pub fn assume(uid: u32, gid: u32) -> raw::Answer<()> {
-    raw::setgroups_none()?;
+/// Becomes the account: no groups where they can be dropped, one gid, one uid.
+pub fn assume(uid: u32, gid: u32, drop_groups: bool) -> raw::Answer<()> {
+    if drop_groups {
+        raw::setgroups_none()?;
+    }
     raw::setresgid(gid)?;
     raw::setresuid(uid)
 }
 
-/// Empties the capability sets, and proves that there is no way back: root again must be refused.
+/// Empties the capability sets.
 pub fn give_up_capabilities() -> raw::Answer<()> {
-    raw::capset_none()?;
+    raw::capset_none()
+}
+
+/// There is no way back: root again must be refused.
+pub fn prove_no_root() -> raw::Answer<()> {
     if raw::setresuid(0).is_ok() { Err(raw::EPERM) } else { Ok(()) }
 }
 

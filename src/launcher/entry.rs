@@ -46,9 +46,9 @@ static STATE: Cell = Cell(UnsafeCell::new(State {
         namespaces: 0,
         cgroups: 0,
         landlock: 0,
+        keep_groups: 0,
         limits: [wire::Limit { resource: 0, _pad: 0, value: 0 }; wire::LIMITS_MAX],
         limit_count: 0,
-        _pad: 0,
     },
     descriptors: [-1; DESCRIPTORS_MAX],
 }));

@@ -152,6 +152,7 @@ fn job(shell: &Shell, rules: &Rules, account: usize) -> Job {
         namespaces: (1 << shell.namespaces.len()) - 1,
         cgroups: shell.leaf.join.len() as u32,
         landlock: u32::from(shell.ruleset.is_some()),
+        keep_groups: u32::from(!rules.own_ids),
         limit_count: rules.limits.len() as u32,
         ..Job::default()
     };

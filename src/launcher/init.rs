@@ -18,7 +18,7 @@ mod wire;
 
 use core::ffi::CStr;
 
-use wire::{RULE_OPTIONAL, SETUP_CGROUP, SETUP_SPACE, SETUP_USER, Setup, step};
+use wire::{RULE_OPTIONAL, SETUP_CGROUP, SETUP_ROOT, SETUP_SPACE, SETUP_USER, Setup, step};
 
 const SOCKET: i32 = 3;
 
@@ -78,7 +78,7 @@ extern "C" fn caisson_init() -> ! {
 
 /// Everything that needs capabilities, then the loss of them, then the report with the ruleset.
 fn make(setup: &Setup, trees: &[i32]) -> Done {
-    if setup.flags & SETUP_USER != 0 {
+    if setup.flags & SETUP_ROOT != 0 {
         at(step::INIT_IDENTITY, become_root_of_namespace())?;
     }
     if setup.flags & SETUP_CGROUP != 0 {

@@ -9,7 +9,7 @@
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Ids in one sandbox's block: init, `sandbox`, further accounts.
@@ -33,8 +33,9 @@ pub struct Leases {
     next: u32,
     next_zygote: u32,
     live: HashSet<u32>,
-    range: u32,
-    _lock: File,
+    name: String,
+    /// `None` where there are no ids to share out.
+    lock: Option<File>,
 }
 
 impl Leases {
@@ -60,16 +61,30 @@ impl Leases {
                 next: blocks,
                 next_zygote: first,
                 live: HashSet::new(),
-                range,
-                _lock: lock,
+                name: format!("caisson-{range}"),
+                lock: Some(lock),
             });
         }
         Err(io::Error::other(format!("{RANGES_MAX} daemons hold all ranges of user ids in {LOCK_DIR}")))
     }
 
-    /// Number of the range: a name that is unique among the living daemons of this host.
-    pub fn range(&self) -> u32 {
-        self.range
+    /// For an ordinary account, whose sandboxes all have its own id: blocks are numbers that nobody maps.
+    pub fn single(uid: u32, state_dir: &Path) -> io::Result<Leases> {
+        let inode = fs::metadata(state_dir)?.ino();
+        Ok(Leases {
+            first: 0,
+            end: u32::MAX / 2,
+            next: BLOCK_IDS,
+            next_zygote: 0,
+            live: HashSet::new(),
+            name: format!("caisson-{uid}-{inode:x}"),
+            lock: None,
+        })
+    }
+
+    /// A name that is unique among the living daemons of this host.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// A block nobody living has; its first id.
@@ -96,6 +111,9 @@ impl Leases {
 
     /// An id for one zygote process, used for nothing else.
     pub fn zygote(&mut self) -> u32 {
+        if self.lock.is_none() {
+            return 0;
+        }
         let id = self.next_zygote;
         self.next_zygote += 1;
         if self.next_zygote >= self.blocks_start() {

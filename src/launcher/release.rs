@@ -38,7 +38,7 @@ pub fn verify(
             return Err(format!("{name} is {found}, not {id}"));
         }
     }
-    if !field("Groups")?.is_empty() {
+    if rules.own_ids && !field("Groups")?.is_empty() {
         return Err(format!("groups are {}", field("Groups")?));
     }
     for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {

@@ -36,6 +36,8 @@ pub struct Rules {
     pub accounts: Vec<AccountIds>,
     pub inotify_instances: u64,
     pub inotify_watches: u64,
+    /// Every sandbox has ids of its own on the host; else all share the one id of the account we run under.
+    pub own_ids: bool,
     /// Generated files of the template: path and text.
     pub etc: Vec<(&'static str, String)>,
 }
@@ -52,6 +54,9 @@ pub struct AccountIds {
 impl Rules {
     /// The id maps of a sandbox whose block starts at `block`: init's root, then the accounts.
     pub fn id_map(&self, block: u32) -> String {
+        if !self.own_ids {
+            return format!("{} 0 1\n", self.accounts[0].uid);
+        }
         let mut map = format!("0 {block} 1\n");
         for (index, account) in self.accounts.iter().enumerate() {
             map.push_str(&format!("{} {} 1\n", account.uid, self.host_id(block, index)));
@@ -59,8 +64,11 @@ impl Rules {
         map
     }
 
-    /// The id on the host of the account with this index.
+    /// The id of the account with this index, as the launcher sees it.
     pub fn host_id(&self, block: u32, index: usize) -> u32 {
+        if !self.own_ids {
+            return 0;
+        }
         block + 1 + index as u32
     }
 
@@ -85,9 +93,12 @@ impl Rules {
             landlock: landlock(&policies, handled),
             landlock_handled: handled,
             limits: rlimits(&policies, settings),
+            own_ids: settings.root(),
             accounts: policies
                 .accounts
                 .iter()
+                // A single id is a single account.
+                .take(if settings.root() { usize::MAX } else { 1 })
                 .map(|account| AccountIds { name: account.name.clone(), uid: account.uid, gid: account.gid })
                 .collect(),
             inotify_instances: policies.limits.inotify_instances.value,

@@ -12,6 +12,9 @@ use crate::launcher::spaces::SpaceLimits;
 /// All of it; travels as JSON in a sealed memfd.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
+    /// Uid and gid that the supervisor was started with.
+    pub uid: u32,
+    pub gid: u32,
     /// The launcher's own folder: root, 0700.
     pub state_dir: PathBuf,
     /// The product's Python environment (a venv); absent when there is no Python.
@@ -34,4 +37,11 @@ pub struct Settings {
     pub shells_ready: usize,
     /// No zygotes at all: every interpreter is exec'd.
     pub zygotes_off: bool,
+}
+
+impl Settings {
+    /// Started as root: ids can be switched and leased.
+    pub fn root(&self) -> bool {
+        self.uid == 0
+    }
 }

@@ -9,6 +9,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use nix::sched::{CloneFlags, setns};
 use nix::unistd::{Pid, Uid, seteuid};
@@ -127,21 +128,25 @@ impl Maker {
     fn equip(&self, rules: &Rules, spaces: &Spaces, shell: &Shell) -> Result<(), StepError> {
         let pid = shell.pid;
         let map = rules.id_map(shell.block);
-        fs::write(format!("/proc/{pid}/uid_map"), &map).at(Step::IdMaps)?;
-        fs::write(format!("/proc/{pid}/gid_map"), &map).at(Step::IdMaps)?;
+        write_map(pid, "uid_map", &map).at(Step::IdMaps)?;
+        write_map(pid, "gid_map", &map).at(Step::IdMaps)?;
         shell.leaf.place(pid.as_raw()).at(Step::Cgroup)?;
         // The shell's own user namespace is the id map: what inside is `sandbox` owns the files on disk.
         let user = File::open(format!("/proc/{pid}/ns/user")).at(Step::SpaceMount)?;
-        let trees = spaces.trees(shell.space, Some(user.as_fd())).at(Step::SpaceMount)?;
+        let id_map = rules.own_ids.then_some(user.as_fd());
+        let trees = spaces.trees(shell.space, id_map).at(Step::SpaceMount)?;
         let trees = trees.each_ref().map(AsFd::as_fd);
-        let setup = self.setup(rules, !shell.leaf.is_empty());
+        let setup = self.setup(rules);
         packet::send(&shell.socket, wire::bytes_of(&setup), &trees).at(Step::InitExec)
     }
 
-    fn setup(&self, rules: &Rules, cgroups: bool) -> Setup {
+    fn setup(&self, rules: &Rules) -> Setup {
         let mut setup = Setup {
             magic: wire::SETUP_MAGIC,
-            flags: wire::SETUP_USER | wire::SETUP_SPACE | if cgroups { wire::SETUP_CGROUP } else { 0 },
+            flags: wire::SETUP_USER
+                | wire::SETUP_SPACE
+                | wire::SETUP_CGROUP
+                | if rules.own_ids { wire::SETUP_ROOT } else { 0 },
             shm_bytes: self.shm.bytes,
             shm_inodes: self.shm.inodes,
             inotify_instances: rules.inotify_instances,
@@ -160,6 +165,21 @@ impl Maker {
         }
         setup
     }
+}
+
+/// For a moment within its exec an init counts as not dumpable, as we are, and its files in /proc as root's of
+/// the host: without root's rights the write is refused until that has passed.
+fn write_map(pid: Pid, file: &str, map: &str) -> io::Result<()> {
+    const TRIES: u32 = 200;
+    const PAUSE: Duration = Duration::from_micros(200);
+    let path = format!("/proc/{pid}/{file}");
+    for _ in 0..TRIES {
+        match fs::write(&path, map) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => std::thread::sleep(PAUSE),
+            other => return other,
+        }
+    }
+    fs::write(&path, map)
 }
 
 impl Shell {

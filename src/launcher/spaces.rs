@@ -1,6 +1,8 @@
 //! Spaces on disk: one sparse ext4 image each, in a folder only root can enter, loop-mounted in the
 //! launcher's private mount namespace while a sandbox uses it.
 //!
+//! As an ordinary account a space is a folder instead, bounded per file only.
+//!
 //! The image bounds bytes and inodes hard. On disk its files belong to the ids seen inside (`sandbox`,
 //! `nobody`), which the sandbox's own user namespace maps to the ids it leased: no process lives under the
 //! ids on disk, nothing is ever chowned, and two sandboxes of one space have different live ids.
@@ -46,6 +48,8 @@ const DISK_ID: u32 = 1000;
 pub struct Spaces {
     images: PathBuf,
     mounts: PathBuf,
+    /// Images need loop devices and mounts, which an ordinary account has not: its spaces are folders.
+    as_images: bool,
     limits: SpaceLimits,
     open: HashMap<SpaceId, Open>,
 }
@@ -58,14 +62,14 @@ struct Open {
 
 impl Spaces {
     /// `dir` is the launcher's own folder (root, 0700).
-    pub fn new(dir: &Path, limits: SpaceLimits) -> io::Result<Spaces> {
+    pub fn new(dir: &Path, limits: SpaceLimits, as_images: bool) -> io::Result<Spaces> {
         let images = dir.join("spaces");
         let mounts = dir.join("mounts");
         for folder in [&images, &mounts] {
             fs::create_dir_all(folder)?;
             fs::set_permissions(folder, Permissions::from_mode(0o700))?;
         }
-        let spaces = Spaces { images, mounts, limits, open: HashMap::new() };
+        let spaces = Spaces { images, mounts, as_images, limits, open: HashMap::new() };
         spaces.sweep()?;
         Ok(spaces)
     }
@@ -76,11 +80,15 @@ impl Spaces {
             open.users += 1;
             return Ok(());
         }
-        let image = self.image(space);
-        if !image.exists() {
-            self.format(space)?;
+        if self.as_images {
+            let image = self.image(space);
+            if !image.exists() {
+                self.format(space)?;
+            }
+            self.mount(space)?;
+        } else {
+            self.make_folder(space)?;
         }
-        self.mount(space)?;
         self.open.insert(space, Open { users: 1, idle_since: Instant::now() });
         Ok(())
     }
@@ -119,7 +127,12 @@ impl Spaces {
             return Err(io::Error::from_raw_os_error(libc_ebusy()));
         }
         self.unmount(space);
-        match fs::remove_file(self.image(space)) {
+        let removed = if self.as_images {
+            fs::remove_file(self.image(space))
+        } else {
+            fs::remove_dir_all(self.folder(space))
+        };
+        match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
@@ -142,6 +155,26 @@ impl Spaces {
         self.images.join(format!("{:016x}.img", space.0))
     }
 
+    fn folder(&self, space: SpaceId) -> PathBuf {
+        self.images.join(format!("{:016x}", space.0))
+    }
+
+    /// The parts of a space that is a folder. Made under a temporary name; the rename makes it a space.
+    fn make_folder(&self, space: SpaceId) -> io::Result<()> {
+        let folder = self.folder(space);
+        if folder.exists() {
+            return Ok(());
+        }
+        let temporary = folder.with_extension("new");
+        fs::create_dir_all(&temporary)?;
+        for (part, mode) in PARTS {
+            let dir = temporary.join(part);
+            fs::create_dir_all(&dir)?;
+            fs::set_permissions(&dir, Permissions::from_mode(mode))?;
+        }
+        fs::rename(&temporary, &folder)
+    }
+
     fn point(&self, space: SpaceId) -> PathBuf {
         self.mounts.join(format!("{:016x}", space.0))
     }
@@ -151,7 +184,8 @@ impl Spaces {
         for entry in fs::read_dir(&self.images)? {
             let path = entry?.path();
             if path.extension().is_some_and(|extension| extension == "new") {
-                fs::remove_file(path)?;
+                // No guest has been in a space that never got its name.
+                if path.is_dir() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
             }
         }
         for entry in fs::read_dir(&self.mounts)? {
@@ -224,7 +258,7 @@ impl Spaces {
     }
 
     fn unmount(&mut self, space: SpaceId) {
-        if self.open.remove(&space).is_none() {
+        if self.open.remove(&space).is_none() || !self.as_images {
             return;
         }
         let point = self.point(space);
@@ -238,7 +272,8 @@ impl Spaces {
 
     fn tree(&self, space: SpaceId, part: &str, id_map: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-        let tree = open_tree(rustix::fs::CWD, self.point(space).join(part), flags)?;
+        let root = if self.as_images { self.point(space) } else { self.folder(space) };
+        let tree = open_tree(rustix::fs::CWD, root.join(part), flags)?;
         let attributes = Attributes { no_suid: true, no_dev: true, id_map, ..Attributes::default() };
         set_attributes(tree.as_fd(), attributes)?;
         Ok(tree)

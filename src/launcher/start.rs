@@ -69,12 +69,14 @@ pub struct Started {
 
 /// Prepares everything. Runs as pid 1 of a pid namespace and in a mount namespace of its own, as root.
 pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError> {
-    settle().during("settle into the launcher's namespaces")?;
+settle(settings).during("settle into the launcher's namespaces")?;
     let abi = raw::landlock_abi().unwrap_or(0);
     let rules = Rules::load(settings, abi)?;
-    let mut leases = Leases::take().during("take a range of user ids")?;
-    let (cgroups, found) = Cgroups::open(&format!("caisson-{}", leases.range()));
-    let mut spaces = Spaces::new(&settings.state_dir, settings.space).during("open the folder of spaces")?;
+let leases = if settings.root() { Leases::take() } else { Leases::single(settings.uid, &settings.state_dir) };
+    let mut leases = leases.during("take a range of user ids")?;
+    let (cgroups, found) = Cgroups::open(leases.name());
+let mut spaces = Spaces::new(&settings.state_dir, settings.space, settings.root())
+        .during("open the folder of spaces")?;
     let runtimes = Runtimes::find(settings);
     let point = settings.state_dir.join("template");
     fs::create_dir_all(&point).during("make the template's mount point")?;
@@ -86,9 +88,9 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         init: sealed("caisson-init", INIT).during("seal init")?,
         shm: settings.shm,
     };
-    let (python, node) = runtimes.versions(&maker, leases.zygote());
+    let (python, node) = runtimes.versions(&maker, leases.zygote(), rules.own_ids);
     let probed = probe(&maker, &rules, &mut spaces, &mut leases, &cgroups, settings);
-    let report = report(&probed, &found, abi);
+let report = report(settings, &probed, &found, abi);
     if report.posture < settings.posture_floor {
         return Ok(Started { report, launcher: None });
     }
@@ -125,7 +127,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
 }
 
 /// A private mount tree, a `/proc` of our own pid namespace, limits that bind nobody but ourselves.
-fn settle() -> io::Result<()> {
+fn settle(settings: &Settings) -> io::Result<()> {
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(None::<&str>, "/", None::<&str>, private, None::<&str>)?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
@@ -143,7 +145,9 @@ fn settle() -> io::Result<()> {
     }
     let (_, hard) = Resource::NOFILE.get()?;
     Resource::NOFILE.set(hard, hard)?;
-    raise_inotify();
+    if settings.root() {
+        raise_inotify();
+    }
     Ok(())
 }
 
@@ -218,9 +222,9 @@ impl Runtimes {
     }
 
     /// Asks each interpreter for its version, inside the template and under a uid of nobody.
-    fn versions(&self, maker: &Maker, uid: u32) -> (Option<RuntimeReport>, Option<RuntimeReport>) {
+    fn versions(&self, maker: &Maker, uid: u32, own_ids: bool) -> (Option<RuntimeReport>, Option<RuntimeReport>) {
         let report = |binary: &str, host: &Path| {
-            let text = ask_version(maker, uid, binary)?;
+            let text = ask_version(maker, uid, own_ids, binary)?;
             let version = text.trim().trim_start_matches("Python ").to_owned();
             let host_binary = host.to_string_lossy().into_owned();
             Some(RuntimeReport { binary: binary.to_owned(), version, host_binary })
@@ -290,7 +294,7 @@ fn node_flags(version: &str) -> Vec<&'static str> {
 }
 
 /// Runs `BINARY --version` in the template as `uid`, with nothing else.
-fn ask_version(maker: &Maker, uid: u32, binary: &str) -> Option<String> {
+fn ask_version(maker: &Maker, uid: u32, own_ids: bool, binary: &str) -> Option<String> {
     let (mut read, write) = io::pipe().ok()?;
     // SAFETY: the launcher has one thread.
     match unsafe { fork() }.ok()? {
@@ -302,7 +306,7 @@ fn ask_version(maker: &Maker, uid: u32, binary: &str) -> Option<String> {
                 raw::dup3(write.as_raw_fd(), 1, 0).map_err(errno)?;
                 raw::close_from(3).map_err(errno)?;
                 child::drop_bounding().map_err(errno)?;
-                child::assume(uid, uid).map_err(errno)?;
+                child::assume(uid, uid, own_ids).map_err(errno)?;
                 child::give_up_capabilities().map_err(errno)?;
                 raw::prctl(raw::PR_SET_NO_NEW_PRIVS, 1, 0).map_err(errno)?;
                 let path = std::ffi::CString::new(binary)?;
@@ -366,8 +370,9 @@ fn probe(
     made
 }
 
-fn report(probed: &Result<(), StepError>, found: &Found, abi: usize) -> PostureReport {
+fn report(settings: &Settings, probed: &Result<(), StepError>, found: &Found, abi: usize) -> PostureReport {
     let whole = probed.is_ok();
+    let root = settings.root();
     let failed = probed.as_ref().err().map(|error| format!("{}: {}", error.step, error.source));
     let mut layers = Vec::new();
     let mut layer = |name: &str, enforced: bool, detail: &str, failed: Option<String>, grant: &str| {
@@ -382,8 +387,13 @@ fn report(probed: &Result<(), StepError>, found: &Found, abi: usize) -> PostureR
     let namespaces = "user, mount, pid, network, ipc, uts, cgroup; a root of its own";
     let grant = "user namespaces (user.max_user_namespaces) and CAP_SYS_ADMIN";
     layer("namespaces", whole, namespaces, failed.clone(), grant);
-    let space = "ext4 image, idmapped: hard limits on bytes and inodes";
-    layer("space", whole, space, failed, "loop devices, and mke2fs on the host");
+    if root {
+        let space = "ext4 image, idmapped: hard limits on bytes and inodes";
+        layer("space", whole, space, failed, "loop devices, and mke2fs on the host");
+    } else {
+        let space = "a folder: a limit per file, none on their sum or number";
+        layer("space", false, space, Some("mount: not as this account".to_owned()), "start caisson as root");
+    }
     let landlock = format!("file rules, ABI {abi}");
     let missing = Some("landlock_create_ruleset: not supported".to_owned());
     layer("landlock", abi > 0, &landlock, missing, "a kernel with Landlock in its lsm= list");
@@ -393,12 +403,20 @@ fn report(probed: &Result<(), StepError>, found: &Found, abi: usize) -> PostureR
         let detail = version.unwrap_or("not bounded");
         layer(&format!("cgroup {name}"), version.is_some(), detail, found.failed.clone(), &grant);
     }
-    layer("identity", true, "a block of host user ids for each sandbox, init under its own", None, "");
+    if root {
+        layer("identity", true, "a block of host user ids for each sandbox, init under its own", None, "");
+    } else {
+        let shared = "one user id for all sandboxes and their inits, the account's own";
+        layer("identity", false, shared, Some("setuid: not as this account".to_owned()), "start caisson as root");
+    }
     layer("capabilities", true, "none in any set, securebits locked, no_new_privs", None, "");
     layer("rlimits", true, "core, nofile, nproc, memlock, sigpending, msgqueue, fsize", None, "");
-    let posture = if whole && abi > 0 && found.complete() { Posture::Full } else { Posture::Process };
-    let uid = nix::unistd::Uid::current().as_raw();
-    PostureReport { posture, layers, root: uid == 0, uid }
+    let posture = match (root, whole && abi > 0) {
+        (true, true) if found.complete() => Posture::Full,
+        (false, true) => Posture::Userns,
+        _ => Posture::Process,
+    };
+    PostureReport { posture, layers, root, uid: settings.uid }
 }
 
 fn warnings(found: &Found) -> Vec<String> {

@@ -95,9 +95,10 @@ pub struct Job {
     pub cgroups: u32,
     /// 1 when a Landlock ruleset is to be applied.
     pub landlock: u32,
+    /// 1 where the kernel lets nobody change groups: a user namespace that an ordinary account made.
+    pub keep_groups: u32,
     pub limits: [Limit; LIMITS_MAX],
     pub limit_count: u32,
-    pub _pad: u32,
 }
 
 pub const JOB_MAGIC: u32 = 0xCA15_0001;
@@ -144,8 +145,10 @@ pub struct Setup {
 
 pub const SETUP_MAGIC: u32 = 0xCA15_0002;
 pub const SETUP_BYTES: usize = core::mem::size_of::<Setup>();
-/// A user namespace is there: become its root, bound its limits.
+/// A user namespace is there: bound its limits.
 pub const SETUP_USER: u32 = 1;
+/// It has a root, which init becomes. Where a single id is mapped there is none.
+pub const SETUP_ROOT: u32 = 8;
 /// Make a cgroup namespace of its own.
 pub const SETUP_CGROUP: u32 = 2;
 /// Three detached trees come along: `/mnt/data`, `/tmp`, `/home/sandbox`.

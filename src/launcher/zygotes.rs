@@ -184,7 +184,9 @@ fn settle(ground: &Ground<'_>, uid: u32, socket: BorrowedFd<'_>) -> io::Result<(
     raw::unblock_signals().map_err(errno)?;
     child::drop_bounding().map_err(errno)?;
     raw::prctl(raw::PR_SET_SECUREBITS, raw::SECUREBITS_LOCKED, 0).map_err(errno)?;
-    child::assume(uid, uid).map_err(errno)?;
+    // Without ids of its own a zygote stays root of a namespace that is root of nothing, with its capabilities
+    // gone and locked away.
+    child::assume(uid, uid, ground.rules.own_ids).map_err(errno)?;
     child::give_up_capabilities().map_err(errno)?;
     // A change of identity clears it, so only now.
     raw::prctl(raw::PR_SET_PDEATHSIG, raw::SIGKILL as u64, 0).map_err(errno)?;

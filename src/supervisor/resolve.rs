@@ -23,6 +23,8 @@ pub fn settings(config: &Config, search: &str) -> Settings {
     };
     let node = config.node_version.as_ref().map_or("node".to_owned(), |version| format!("node{version}"));
     Settings {
+        uid: nix::unistd::getuid().as_raw(),
+        gid: nix::unistd::getgid().as_raw(),
         state_dir: config.data_dir.join("launcher"),
         python_env: python_env.filter(|_| config.python_version.is_none()),
         python_caches: caches,

@@ -56,11 +56,21 @@ pub fn launcher_stage(settings: &Settings, log: &str, daemon: BorrowedFd<'_>) ->
         program: program.as_fd(),
         arguments: &["launcher"],
         descriptors: &[daemon, start.as_fd()],
-        namespaces: raw::CLONE_NEWPID | raw::CLONE_NEWNS,
-        before: &|| Ok(()),
+        namespaces: raw::CLONE_NEWPID
+            | raw::CLONE_NEWNS
+            | if settings.root() { 0 } else { raw::CLONE_NEWUSER },
+        before: &|| if settings.root() { Ok(()) } else { become_root_of_own(settings) },
     };
     // SAFETY: the supervisor has one thread.
     unsafe { stage::start(&stage) }
+}
+
+/// An ordinary account: the launcher's user namespace is its own, and its one id is the account's. Before the
+/// exec, which would take the capabilities of an unmapped id.
+fn become_root_of_own(settings: &Settings) -> io::Result<()> {
+    fs::write("/proc/self/setgroups", "deny")?;
+    fs::write("/proc/self/uid_map", format!("0 {} 1", settings.uid))?;
+    fs::write("/proc/self/gid_map", format!("0 {} 1", settings.gid))
 }
 
 /// Starts the daemon under its account, in a mount namespace where its folder can be reached.
@@ -76,7 +86,7 @@ pub fn daemon_stage(
     let count = listeners.len().to_string();
     let before = || match supervisor.account {
         Some(account) => become_account(account, &supervisor.daemon_dir),
-        None => Ok(()),
+        None => not_outlived(),
     };
     let stage = stage::Stage {
         program: program.as_fd(),
@@ -108,7 +118,12 @@ fn become_account(account: Account, dir: &Path) -> io::Result<()> {
         Uid::from_raw(account.uid),
         Uid::from_raw(account.uid),
     )?;
-    // A change of identity clears it, so only now: we are not to be outlived.
+    // A change of identity clears what this sets, so only now.
+    not_outlived()
+}
+
+/// The daemon ends with the supervisor, and gains nothing by executing.
+fn not_outlived() -> io::Result<()> {
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
     Ok(nix::sys::prctl::set_no_new_privs()?)
 }
