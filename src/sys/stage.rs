@@ -56,6 +56,8 @@ fn become_stage(stage: &Stage<'_>, words: &[CString]) -> io::Error {
         for descriptor in stage.descriptors {
             parked.push(raw::dup_above(descriptor.as_raw_fd(), PARKED).map_err(errno)?);
         }
+        // The supervisor reads its signals from a descriptor and has them blocked.
+        raw::unblock_signals().map_err(errno)?;
         (stage.before)()?;
         let mut number = FIRST_DESCRIPTOR;
         for copy in parked {
