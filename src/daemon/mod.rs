@@ -48,10 +48,8 @@ pub fn run(start: DaemonStart, control: OwnedFd, listeners: Vec<TcpListener>) ->
     std::fs::create_dir_all(&start.dir)?;
     // Before the runtime: what is applied to one thread is inherited by those it starts.
     confine::confine(&start.dir)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(worker_count())
-        .enable_all()
-        .build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(worker_count()).enable_all().build()?;
     runtime.block_on(live(start, control, listeners))
 }
 

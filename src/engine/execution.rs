@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 use crate::engine::Language;
 
 /// How a run went. `success` of every family is `status == Ok`.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Status {
     Ok,
     Error,

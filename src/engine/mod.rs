@@ -24,7 +24,8 @@ pub use refusal::Refusal;
 pub use run::{CreateRefused, DEFAULT_TENANT, Engine};
 
 /// The languages of the code plane.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Language {
     Python,
     JavaScript,
@@ -50,7 +51,7 @@ impl Language {
 }
 
 /// Who is bounded and billed. `default` when nothing is configured.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct TenantId(pub String);
 
 /// Which session a cell wants.

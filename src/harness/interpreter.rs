@@ -79,7 +79,7 @@ pub enum SetupFailed {
 }
 
 /// The launcher's record of the sandbox behind an interpreter, for the audit.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Provenance {
     pub sandbox: SandboxId,
     pub attestation: Attestation,

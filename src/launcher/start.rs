@@ -69,13 +69,14 @@ pub struct Started {
 
 /// Prepares everything. Runs as pid 1 of a pid namespace and in a mount namespace of its own, as root.
 pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError> {
-settle(settings).during("settle into the launcher's namespaces")?;
+    settle(settings).during("settle into the launcher's namespaces")?;
     let abi = raw::landlock_abi().unwrap_or(0);
     let rules = Rules::load(settings, abi)?;
-let leases = if settings.root() { Leases::take() } else { Leases::single(settings.uid, &settings.state_dir) };
+    let leases =
+        if settings.root() { Leases::take() } else { Leases::single(settings.uid, &settings.state_dir) };
     let mut leases = leases.during("take a range of user ids")?;
     let (cgroups, found) = Cgroups::open(leases.name());
-let mut spaces = Spaces::new(&settings.state_dir, settings.space, settings.root())
+    let mut spaces = Spaces::new(&settings.state_dir, settings.space, settings.root())
         .during("open the folder of spaces")?;
     let runtimes = Runtimes::find(settings);
     let point = settings.state_dir.join("template");
@@ -90,7 +91,7 @@ let mut spaces = Spaces::new(&settings.state_dir, settings.space, settings.root(
     };
     let (python, node) = runtimes.versions(&maker, leases.zygote(), rules.own_ids);
     let probed = probe(&maker, &rules, &mut spaces, &mut leases, &cgroups, settings);
-let report = report(settings, &probed, &found, abi);
+    let report = report(settings, &probed, &found, abi);
     if report.posture < settings.posture_floor {
         return Ok(Started { report, launcher: None });
     }
@@ -222,7 +223,12 @@ impl Runtimes {
     }
 
     /// Asks each interpreter for its version, inside the template and under a uid of nobody.
-    fn versions(&self, maker: &Maker, uid: u32, own_ids: bool) -> (Option<RuntimeReport>, Option<RuntimeReport>) {
+    fn versions(
+        &self,
+        maker: &Maker,
+        uid: u32,
+        own_ids: bool,
+    ) -> (Option<RuntimeReport>, Option<RuntimeReport>) {
         let report = |binary: &str, host: &Path| {
             let text = ask_version(maker, uid, own_ids, binary)?;
             let version = text.trim().trim_start_matches("Python ").to_owned();
@@ -407,7 +413,13 @@ fn report(settings: &Settings, probed: &Result<(), StepError>, found: &Found, ab
         layer("identity", true, "a block of host user ids for each sandbox, init under its own", None, "");
     } else {
         let shared = "one user id for all sandboxes and their inits, the account's own";
-        layer("identity", false, shared, Some("setuid: not as this account".to_owned()), "start caisson as root");
+        layer(
+            "identity",
+            false,
+            shared,
+            Some("setuid: not as this account".to_owned()),
+            "start caisson as root",
+        );
     }
     layer("capabilities", true, "none in any set, securebits locked, no_new_privs", None, "");
     layer("rlimits", true, "core, nofile, nproc, memlock, sigpending, msgqueue, fsize", None, "");

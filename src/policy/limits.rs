@@ -23,7 +23,8 @@ struct RawLimit {
 // The file, the checked form and the walk over all fields must not drift apart.
 macro_rules! limits {
     ($($(#[$doc:meta])* $name:ident: $least:literal,)*) => {
-        /// All limits of a sandbox, in the units that their names carry.
+        /// Limits of the kernel's own pools, in the units that their names carry. What an operator tunes (memory,
+        /// pids, cpu, space, open files) are settings: `caisson config`.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Limits {
             $($(#[$doc])* pub $name: Limit,)*
@@ -49,20 +50,7 @@ macro_rules! limits {
 }
 
 limits! {
-    /// Of the cgroup, without swap.
-    memory_bytes: 16_777_216,
-    /// Of the cgroup: processes and threads.
-    pids: 4,
-    /// Thousandths of a core.
-    cpu_millis: 10,
-    space_bytes: 1_048_576,
-    space_inodes: 64,
-    shm_bytes: 4_096,
-    shm_inodes: 8,
-    /// RLIMIT_FSIZE.
-    fsize_bytes: 4_096,
     nproc: 4,
-    nofile: 32,
     memlock_bytes: 0,
     sigpending: 0,
     msgqueue_bytes: 0,

@@ -157,16 +157,16 @@ mod tests {
     #[test]
     fn the_compiled_in_policies_load() {
         let policies = load(None).expect("they are part of the program");
-        assert_eq!(policies.limits.memory_bytes.value, 512 << 20);
+        assert_eq!(policies.limits.nproc.value, 128);
         assert_eq!(policies.accounts.get(0).map(|account| account.name.as_str()), Some("sandbox"));
         assert!(policies.seccomp.allow.len() > 200);
     }
 
     #[test]
     fn an_operator_replaces_one_file_and_keeps_the_others() {
-        let changed = LIMITS.1.replace("536_870_912", "1_073_741_824");
+        let changed = LIMITS.1.replace("value = 128", "value = 256");
         let policies = in_dir("limits.toml", &changed).expect("only a number changed");
-        assert_eq!(policies.limits.memory_bytes.value, 1 << 30);
+        assert_eq!(policies.limits.nproc.value, 256);
         assert_eq!(policies.seccomp, load(None).expect("the defaults").seccomp);
     }
 
@@ -195,8 +195,8 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         for (name, text) in [
-            ("limits.toml", "[memory_bytes]\nvalue = -1\nwhy = \"x\"\n".to_owned()),
-            ("limits.toml", LIMITS.1.replace("[pids]", "[pidz]")),
+            ("limits.toml", "[nproc]\nvalue = -1\nwhy = \"x\"\n".to_owned()),
+            ("limits.toml", LIMITS.1.replace("[nproc]", "[nprocs]")),
             ("limits.toml", LIMITS.1.replacen("value = 128", "value = 0", 1)),
             ("seccomp.toml", SECCOMP.1.replace("\"getpid\"", "\"getpidd\"")),
             ("seccomp.toml", SECCOMP.1.replace("\"file_setattr\"\n", "\"no_such_call\"\n")),

@@ -18,8 +18,11 @@ use crate::launcher::plan::SpaceId;
 use crate::session::{SessionKey, epoch_ms};
 use crate::tenant::audit::AuditRecord;
 
+mod journal;
 mod schema;
 mod writer;
+
+use journal::{Journal, Position};
 
 /// Requests that may wait for the writer. An audit record beyond that is dropped and counted.
 const WAITING_MAX: usize = 8_192;
@@ -27,6 +30,8 @@ const WAITING_MAX: usize = 8_192;
 const SESSION_MEMORY: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Most sessions of an earlier life that are remembered, the youngest.
 const SESSIONS_REMEMBERED_MAX: usize = 10_000;
+/// How long audit rows stay in their journal before they are taken in one transaction.
+const AUDIT_BATCH_WAIT: Duration = Duration::from_millis(250);
 /// How long another process may hold the file, such as a backup.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -39,6 +44,8 @@ pub enum StoreError {
     Newer { found: i64, known: i64 },
     #[error("failed to use the store's file: {0}")]
     Sqlite(#[from] rusqlite::Error),
+    #[error("failed to open the journal of audit rows {path:?}")]
+    Journal { path: PathBuf, source: std::io::Error },
     #[error("failed to start the store's thread: {0}")]
     Thread(std::io::Error),
     #[error("failed to write to the store; the log has the reason")]
@@ -58,42 +65,75 @@ pub struct Store {
 struct Shared {
     remembered: HashSet<SessionKey>,
     audit_dropped: AtomicU64,
+    journal: Journal,
 }
 
 /// What the writer is asked.
 #[derive(Debug)]
 enum Command {
-    Space { tenant: TenantId, answer: oneshot::Sender<SpaceId> },
-    KeepSession { key: SessionKey, at_ms: u64, answer: oneshot::Sender<()> },
-    ForgetSession { key: SessionKey, answer: oneshot::Sender<()> },
-    Audit(Box<AuditRecord>),
-    Flush { answer: oneshot::Sender<()> },
+    Space {
+        tenant: TenantId,
+        answer: oneshot::Sender<SpaceId>,
+    },
+    KeepSession {
+        key: SessionKey,
+        at_ms: u64,
+        answer: oneshot::Sender<()>,
+    },
+    ForgetSession {
+        key: SessionKey,
+        answer: oneshot::Sender<()>,
+    },
+    /// Takes what waits in the journal.
+    TakeAudit,
+    Flush {
+        answer: oneshot::Sender<()>,
+    },
 }
 
 impl Store {
     /// Opens or makes the file and starts its writer.
     pub fn open(path: &Path) -> Result<Store, StoreError> {
-        let opened = Connection::open(path).map_err(StoreError::from).and_then(Store::start);
+        let journal = path.with_extension("journal");
+        let opened = Connection::open(path).map_err(StoreError::from);
+        let opened = opened.and_then(|connection| {
+            Store::start(connection, |taken| {
+                Journal::open(&journal, taken)
+                    .map_err(|source| StoreError::Journal { path: journal.clone(), source })
+            })
+        });
         opened.map_err(|source| StoreError::Open { path: path.to_owned(), source: Box::new(source) })
     }
 
     /// A store that is gone with its last handle.
     pub fn in_memory() -> Result<Store, StoreError> {
-        Store::start(Connection::open_in_memory()?)
+        Store::start(Connection::open_in_memory()?, |_| {
+            Journal::in_memory()
+                .map_err(|source| StoreError::Journal { path: PathBuf::from("memory"), source })
+        })
     }
 
-    fn start(mut connection: Connection) -> Result<Store, StoreError> {
+    fn start(
+        mut connection: Connection,
+        journal: impl FnOnce(Position) -> Result<Journal, StoreError>,
+    ) -> Result<Store, StoreError> {
         connection.busy_timeout(BUSY_TIMEOUT)?;
         schema::prepare(&mut connection)?;
         let oldest = epoch_ms(SystemTime::now() - SESSION_MEMORY);
         writer::prune_sessions(&connection, oldest, SESSIONS_REMEMBERED_MAX)?;
         let remembered = writer::sessions(&connection)?;
+        let taken = writer::taken(&connection)?;
+        let journal = journal(taken)?;
+        let shared = Arc::new(Shared { remembered, audit_dropped: AtomicU64::new(0), journal });
+        let writers = Arc::clone(&shared);
         let (inbox, commands) = mpsc::channel(WAITING_MAX);
+        // What an earlier life did not take.
+        inbox.try_send(Command::TakeAudit).map_err(|_full| StoreError::Closed)?;
         std::thread::Builder::new()
             .name("store".to_owned())
-            .spawn(move || writer::write(connection, commands))
+            .spawn(move || writer::write(connection, commands, &writers.journal))
             .map_err(StoreError::Thread)?;
-        Ok(Store { inbox, shared: Arc::new(Shared { remembered, audit_dropped: AtomicU64::new(0) }) })
+        Ok(Store { inbox, shared })
     }
 
     /// Sessions that lived before this start.
@@ -117,13 +157,26 @@ impl Store {
         self.ask(|answer| Command::ForgetSession { key: key.clone(), answer }).await
     }
 
-    /// Writes an audit row soon. Never waits: with the queue full the row is dropped and counted.
+    /// Writes an audit row: it is in the journal when this returns. Must run inside the async runtime. With a
+    /// full disk the row is dropped and counted.
     pub fn audit(&self, record: AuditRecord) {
-        if self.inbox.try_send(Command::Audit(Box::new(record))).is_err() {
-            let dropped = self.shared.audit_dropped.fetch_add(1, Ordering::Relaxed) + 1;
-            // At 1, 2, 4, 8 …: a full disk would otherwise fill the log as well.
-            if dropped.is_power_of_two() {
-                tracing::error!(dropped, "audit records dropped: the store does not keep up");
+        match self.shared.journal.append(record) {
+            Ok(first) if first => {
+                let inbox = self.inbox.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(AUDIT_BATCH_WAIT).await;
+                    // Gone with the store: the next start takes what the journal holds.
+                    drop(inbox.send(Command::TakeAudit).await);
+                });
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let dropped = self.shared.audit_dropped.fetch_add(1, Ordering::Relaxed) + 1;
+                // At 1, 2, 4, 8 …: a full disk would otherwise fill the log as well.
+                if dropped.is_power_of_two() {
+                    let path = self.shared.journal.path();
+                    tracing::error!(dropped, %error, path = %path.display(), "audit records dropped");
+                }
             }
         }
     }

@@ -35,6 +35,13 @@ CREATE TABLE audit (
     namespaces INTEGER,
     ended TEXT NOT NULL
 ) STRICT;
+-- How far the journal of audit rows has been taken.
+CREATE TABLE journal (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    generation INTEGER NOT NULL,
+    offset INTEGER NOT NULL
+) STRICT;
+INSERT INTO journal VALUES (1, 0, 0);
 ";
 
 /// Sets the connection up and makes the tables of a new file.

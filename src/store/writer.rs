@@ -11,6 +11,7 @@ use crate::launcher::plan::SpaceId;
 use crate::session::SessionKey;
 use crate::session::id::SessionId;
 use crate::store::Command;
+use crate::store::journal::{Journal, Position};
 use crate::tenant::audit::{AuditRecord, status_name};
 
 /// Most commands in one transaction.
@@ -28,7 +29,7 @@ enum Due {
 }
 
 /// Writes until every handle on the store is gone.
-pub(super) fn write(mut connection: Connection, mut commands: mpsc::Receiver<Command>) {
+pub(super) fn write(mut connection: Connection, mut commands: mpsc::Receiver<Command>, journal: &Journal) {
     let mut audited = 0_u64;
     while let Some(first) = commands.blocking_recv() {
         let mut batch = vec![first];
@@ -37,22 +38,45 @@ pub(super) fn write(mut connection: Connection, mut commands: mpsc::Receiver<Com
         {
             batch.push(next);
         }
-        let trims = AUDIT_TRIM_EVERY - audited % AUDIT_TRIM_EVERY;
-        let audits = batch.iter().filter(|command| matches!(command, Command::Audit(_))).count() as u64;
-        audited += audits;
+        // A flush means the audit rows too.
+        let takes = |command: &Command| matches!(command, Command::TakeAudit | Command::Flush { .. });
+        let (rows, position) =
+            if batch.iter().any(takes) { journal.take() } else { (Vec::new(), Position::default()) };
+        let before = audited / AUDIT_TRIM_EVERY;
+        audited += rows.len() as u64;
+        let trim = audited / AUDIT_TRIM_EVERY > before;
         // Answers of a transaction that failed are dropped, and who waits for them is told so.
-        match commit(&mut connection, batch, audits >= trims) {
+        match commit(&mut connection, batch, &rows, position, trim) {
             Ok(due) => due.into_iter().for_each(Due::pay),
-            Err(error) => tracing::error!(%error, "failed to write to the store"),
+            Err(error) => {
+                tracing::error!(%error, "failed to write to the store");
+                journal.put_back(rows);
+                continue;
+            }
+        }
+        if let Err(error) = journal.reset_if_large(|position| note(&connection, position)) {
+            tracing::error!(%error, "failed to start the journal of audit rows anew");
         }
     }
 }
 
-fn commit(connection: &mut Connection, batch: Vec<Command>, trim: bool) -> rusqlite::Result<Vec<Due>> {
+fn commit(
+    connection: &mut Connection,
+    batch: Vec<Command>,
+    rows: &[AuditRecord],
+    position: Position,
+    trim: bool,
+) -> rusqlite::Result<Vec<Due>> {
     let transaction = connection.transaction()?;
     let mut due = Vec::with_capacity(batch.len());
     for command in batch {
         due.push(apply(&transaction, command)?);
+    }
+    for row in rows {
+        audit(&transaction, row)?;
+    }
+    if !rows.is_empty() {
+        note(&transaction, position)?;
     }
     if trim {
         transaction
@@ -61,6 +85,22 @@ fn commit(connection: &mut Connection, batch: Vec<Command>, trim: bool) -> rusql
     }
     transaction.commit()?;
     Ok(due)
+}
+
+/// Writes down how far the journal is taken.
+fn note(connection: &Connection, position: Position) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("UPDATE journal SET generation = ?1, offset = ?2")?
+        .execute([signed(position.generation), signed(position.offset)])?;
+    Ok(())
+}
+
+/// How far the journal was taken.
+pub(super) fn taken(connection: &Connection) -> rusqlite::Result<Position> {
+    connection.query_row("SELECT generation, offset FROM journal", [], |row| {
+        let (generation, offset): (i64, i64) = (row.get(0)?, row.get(1)?);
+        Ok(Position { generation: generation.unsigned_abs(), offset: offset.unsigned_abs() })
+    })
 }
 
 fn apply(connection: &Connection, command: Command) -> rusqlite::Result<Due> {
@@ -78,10 +118,7 @@ fn apply(connection: &Connection, command: Command) -> rusqlite::Result<Due> {
                 .execute(params![key.tenant.0, key.language.name(), key.id.as_str()])?;
             Due::Done(answer)
         }
-        Command::Audit(record) => {
-            audit(connection, &record)?;
-            Due::Nobody
-        }
+        Command::TakeAudit => Due::Nobody,
         Command::Flush { answer } => Due::Done(answer),
     })
 }

@@ -1,11 +1,13 @@
 //! What is written down about every execution. Never the code and never its output.
 #![forbid(unsafe_code)]
 
+use serde::{Deserialize, Serialize};
+
 use crate::engine::{Language, Status, TenantId};
 use crate::harness::interpreter::Provenance;
 
 /// One execution, for the audit log.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AuditRecord {
     /// When the cell started, in milliseconds since the epoch.
     pub at_ms: u64,
