@@ -125,6 +125,16 @@
     }
   }
 
+  // The inspector wraps the methods of `console`: it takes a stack for every call and keeps the last thousand with
+  // their arguments. Nobody listens to it, so cells get the methods as they are without it.
+  function ownConsole() {
+    const { stdout, stderr } = process;
+    const plain = new console.Console({ stdout, stderr });
+    for (const name of Object.keys(plain)) {
+      if (typeof plain[name] === "function" && typeof console[name] === "function") console[name] = plain[name];
+    }
+  }
+
   // --- text for frames ---------------------------------------------------------------------------------------------
 
   const wellFormed = (text) => BufferFrom(text, "utf8").toString("utf8");
@@ -500,6 +510,7 @@
   process.mainModule = undefined;
   Object.keys(require.cache).forEach((name) => delete require.cache[name]);
   ownStreams();
+  ownConsole();
   fillCpus();
   builtinNames();
   settle(cwd());

@@ -37,6 +37,7 @@ HERE = (lambda: 0).__code__.co_filename
 OWN_ENTRIES = ("evaluate", "drive")  # what cell code is called from
 
 _read, _write, _exit, _getpid, _chdir = os.read, os.write, os._exit, os.getpid, os.chdir
+_access = os.access
 _poll, _scan, _quote = select.poll, json.JSONDecoder().scan_once, json.encoder.encode_basestring
 _print, _compile, _eval, _repr, _str = builtins.print, compile, eval, repr, str
 _settrace, _gettrace, _setprofile, _getprofile = sys.settrace, sys.gettrace, sys.setprofile, sys.getprofile
@@ -256,10 +257,11 @@ def describe(exc):
 class Session:
     """One interpreter's line of cells."""
 
-    def __init__(self):
+    def __init__(self, out=1, err=2):
+        self.out, self.err = out, err
         self.recorder = Recorder()
-        self.stdout = new_stream(1, "o", "<stdout>", self.recorder)
-        self.stderr = new_stream(2, "e", "<stderr>", self.recorder)
+        self.stdout = new_stream(out, "o", "<stdout>", self.recorder)
+        self.stderr = new_stream(err, "e", "<stderr>", self.recorder)
         self.main = types.ModuleType("__main__")
         self.main.__builtins__ = builtins
         self.cells = 0
@@ -286,9 +288,9 @@ class Session:
         """Streams that a cell closed or detached come back; ones it replaced on purpose stay."""
         recorder = self.recorder
         if is_closed(self.stdout):
-            self.stdout = sys.__stdout__ = new_stream(1, "o", "<stdout>", recorder)
+            self.stdout = sys.__stdout__ = new_stream(self.out, "o", "<stdout>", recorder)
         if is_closed(self.stderr):
-            self.stderr = sys.__stderr__ = new_stream(2, "e", "<stderr>", recorder)
+            self.stderr = sys.__stderr__ = new_stream(self.err, "e", "<stderr>", recorder)
         if sys.stdout is not self.stdout and is_closed(sys.stdout):
             sys.stdout = self.stdout
         if sys.stderr is not self.stderr and is_closed(sys.stderr):
@@ -464,7 +466,7 @@ class Requests:
 
     def line(self):
         parts = self.parts
-        while b"\n" not in parts[-1]:
+        while parts[-1].find(10) < 0:
             try:
                 data = _read(REQUESTS, 1 << 16)
             except BlockingIOError:
@@ -535,37 +537,92 @@ def add_user_site():
     import site
 
     try:
-        site.addsitedir(site.getusersitepackages())
+        site.addsitedir(_user_site)
     except BaseException:
         flush(sys.stderr)  # a broken .pth file of the guest's own
 
 
-_session = None
+def user_site():
+    import site
+
+    try:
+        return site.getusersitepackages()
+    except BaseException:
+        return "/nonexistent"
+
+
+_session = _user_site = None
 
 
 def prepare():
     """Everything that does not depend on a request. A zygote does this once, before it forks."""
-    global _session
+    global _session, _user_site
     if _session is None:
+        _user_site = user_site()
         _session = Session()
         _session.install()
         unbuffer_c_stdio()
     return _session
 
 
-def serve():
+def serve(is_fork=False):
     """Answers requests until the daemon closes descriptor 3. Never returns."""
     session = prepare()
     session.pid = _getpid()
-    own_descriptors()
-    add_user_site()
+    if not is_fork:
+        own_descriptors()
+    if _access(_user_site, 0):
+        add_user_site()
     requests = Requests()
-    while True:
-        request = insist(session, requests.next)
-        if request is None:
-            _exit(0)
-        frame = insist(session, answer, session, request)
-        insist(session, send, frame)
+    while turn(session, requests):
+        pass
+    _exit(0)
+
+
+def turn(session, requests):
+    """Takes one request and answers it; false at the end of the session."""
+    request = insist(session, requests.next)
+    if request is None:
+        return False
+    frame = insist(session, answer, session, request)
+    insist(session, send, frame)
+    return True
+
+
+def rehearse(codes):
+    """Serves throw-away cells over pipes of its own, down the very road that a guest's cells take, and forgets them.
+
+    For a zygote: whatever an interpreter does for the first time (attribute caches, code counted until it is
+    specialised, buffers, imports) writes pages, and every fork would pay for its own copies of them.
+    """
+    global REQUESTS, EVENTS
+    numbers = REQUESTS, EVENTS
+    (REQUESTS, asked), (answers, EVENTS), (heard, out) = os.pipe(), os.pipe(), os.pipe()
+    try:
+        for fd in (answers, heard):
+            os.set_blocking(fd, False)
+        session = Session(out, out)
+        session.install()
+        requests = Requests()
+        for code in codes:
+            write_all(asked, ('{"nonce":"","timeout_ms":1000,"code":%s}\n' % _quote(code)).encode())
+            turn(session, requests)
+            for fd in (answers, heard):
+                empty(fd)
+    finally:
+        for fd in (REQUESTS, asked, answers, EVENTS, heard, out):
+            os.close(fd)
+        REQUESTS, EVENTS = numbers
+        for name in [name for name in _linecache.cache if name.startswith("<cell ")]:
+            del _linecache.cache[name]
+
+
+def empty(fd):
+    try:
+        while _read(fd, 1 << 16):
+            pass
+    except BlockingIOError:
+        pass
 
 
 def insist(session, step, *args):

@@ -16,17 +16,20 @@ import gc
 import importlib.util
 import io
 import json
+import marshal
 import os
 import random
 import re
+import struct
 import sys
 
 SOCKET = 3
 HERE = os.path.dirname(os.path.abspath(__file__))
 HOME = "/home/sandbox"
+ACCOUNT = "sandbox"
 EXIT_REFUSED, EXIT_PREPARE = 70, 71
 
-# What a guest's environment is, entirely. USER and LOGNAME follow its uid.
+# What a guest's environment is, entirely, but for USER and LOGNAME.
 ENVIRONMENT = {
     "HOME": HOME,
     "PATH": "/opt/python/bin:/usr/local/bin:/usr/bin:/bin",
@@ -126,17 +129,102 @@ def preload(profile, without):
 
 
 def load_harness():
-    spec = importlib.util.spec_from_file_location("harness", os.path.join(HERE, "harness.py"))
+    """Compiled first and loaded when memory has no holes left: what every guest's cells write to lies together."""
+    path = os.path.join(HERE, "harness.py")
+    with open(path, "rb") as source:
+        code = marshal.dumps(compile(source.read(), path, "exec", dont_inherit=True))
+    spec = importlib.util.spec_from_file_location("harness", path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    plug_holes()
+    exec(marshal.loads(code), module.__dict__)
     return module
 
 
-def warm(harness):
-    """One print and one traceback, in a namespace that is thrown away."""
-    session = harness.prepare()
-    session.warm("print(1)")
-    session.warm("def f(): return {}['x']\nf()")
+def renewed(function):
+    """The same function with code that lies where memory was taken last."""
+    code = marshal.loads(marshal.dumps(function.__code__))
+    return type(function)(code, function.__globals__, function.__name__)
+
+
+REHEARSAL = [
+    "def f():\n    return {}['x']\nf()",
+    "f(",
+    "raise SystemExit",
+    "import sys\nfor i in range(3):\n    print(i, 'a', file=sys.stderr)",
+    "[x * 1.5 for x in range(3)], f'{1:>3}', {'a': 1}",
+    "class A:\n    def __init__(self):\n        self.x = 1\nA().x",
+]
+REHEARSAL_DATA = [
+    "import pandas as pd, numpy as np\ndf = pd.DataFrame({'a': range(10), 'b': range(10)})\nprint(df.describe().to_string())",
+    "import pandas, matplotlib.pyplot\nprint(1)",
+]
+# Code is specialised at its eighth call.
+REHEARSALS_OF_PRINT = 12
+
+
+def rehearse(harness, profile):
+    data = REHEARSAL_DATA if profile == "python-data" else []
+    harness.rehearse(REHEARSAL + data + ["print(1)"] * REHEARSALS_OF_PRINT)
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+class MallocInfo(ctypes.Structure):
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
+
+
+LIBC = ctypes.CDLL(None)
+PAGE = os.sysconf("SC_PAGESIZE")
+MADV_DONTNEED, MADV_NOHUGEPAGE = 4, 15
+PLUG_MAX, PLUGS_MAX = 65536, 1_000_000
+TOP_WANTED, TOP_ROUNDS = 1 << 20, 4
+
+
+def plug_holes():
+    """Takes whatever is free between other things, for good, so that from now on memory comes in one piece.
+
+    A fork that fills holes copies a page for each: that was half of what a guest had for itself. Free lists of
+    the interpreter are emptied first, by the collector. Another libc, or another allocator: nothing happens.
+    """
+    gc.collect()
+    try:
+        mallinfo, sbrk, malloc, free = LIBC.mallinfo2, LIBC.sbrk, LIBC.malloc, LIBC.free
+    except AttributeError:
+        return
+    mallinfo.restype = MallocInfo
+    sbrk.restype = malloc.restype = ctypes.c_size_t
+    malloc.argtypes = free.argtypes = [ctypes.c_size_t]
+    top = sbrk(0) - mallinfo().keepcost
+    size, left = PLUG_MAX - 8, PLUGS_MAX
+    while size >= 24 and left:
+        at = malloc(size)
+        left -= 1
+        if at >= top:  # no hole of this size is left
+            free(at)
+            size -= 16 if size < 1040 else size // 16 & ~15
+
+
+def clear_top():
+    """Makes sure that the heap ends in enough unused memory, gives its pages back, and keeps huge ones off it: a
+    guest's first small allocation there would cost it two MiB."""
+    try:
+        mallinfo, sbrk, malloc, madvise = LIBC.mallinfo2, LIBC.sbrk, LIBC.malloc, LIBC.madvise
+    except AttributeError:
+        return
+    madvise.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+    for _ in range(TOP_ROUNDS):
+        end, room = sbrk(0), mallinfo().keepcost
+        start = (end - room + 2 * PAGE) & -PAGE
+        if start < end:
+            madvise(start, end - start, MADV_NOHUGEPAGE)
+            madvise(start, end - start, MADV_DONTNEED)
+        if room >= TOP_WANTED:
+            break
+        if room > 4 * PAGE:
+            malloc(room - 4 * PAGE)
+        malloc(8 * PAGE)  # does not fit any more, so the heap grows
 
 
 # --- what must not be shared --------------------------------------------------------------------------------------
@@ -169,29 +257,63 @@ def is_open(number):
         return False  # the listing's own
 
 
-# --- in the child -------------------------------------------------------------------------------------------------
+# --- what a guest may not have from its siblings -------------------------------------------------------------------
+
+# Each returns what a fork calls: prepared here, so that a fork touches little. A package enters PRELOAD only with
+# its line in RESEED, or with the reason why it keeps no generator. The names are the modules whose presence calls
+# for the line.
 
 
 def reseed_random():
-    random.seed()
+    generator = random._inst
+    state = random.getstate()
+    key = struct.pack("%dI" % len(state[1][:-1]), *state[1][:-1])
+    at = ctypes.string_at(id(generator), type(generator).__basicsize__).find(key) if state[2] is None else -1
+    return state_filler(id(generator) + at, key) if at > 0 else random.seed
 
 
 def reseed_numpy():
-    sys.modules["numpy.random"].seed()
+    module = sys.modules["numpy.random"]
+    module.seed()
+    state = module.get_state(legacy=False)
+    key = state["state"]["key"].tobytes()
+    address = module.mtrand._rand._bit_generator.ctypes.state_address
+    known = state["bit_generator"] == "MT19937" and not state["has_gauss"]
+    as_expected = known and ctypes.string_at(address, len(key)) == key
+    return state_filler(address, key) if as_expected else module.seed
+
+
+def state_filler(address, key):
+    """Fills a generator's state with random bytes, as seeding does, and touches nothing else."""
+    memory = memoryview((ctypes.c_ubyte * len(key)).from_address(address)).cast("B")
+    urandom, length = os.urandom, len(key)
+
+    def fill():
+        memory[:] = urandom(length)
+
+    return fill
 
 
 def reseed_ssl():
-    # OpenSSL reseeds by itself only when the pid changed, and every guest is pid 2.
-    sys.modules["ssl"].RAND_add(os.urandom(32), 32.0)
+    # OpenSSL reseeds by itself only when the pid changed, and every guest is pid 2: no zygote's number.
+    ssl, urandom = sys.modules["ssl"], os.urandom
+    ssl.RAND_add(urandom(32), 32.0)  # loads what it takes
+    ssl.RAND_bytes(1)
+    add = ssl.RAND_add
+    return lambda: add(urandom(32), 32.0)
 
 
 def reseed_multiprocessing():
-    process = sys.modules["multiprocessing.process"]
-    process.current_process().authkey = os.urandom(32)
+    process, urandom = sys.modules["multiprocessing.process"].current_process(), os.urandom
+
+    def reseed():
+        process.authkey = urandom(32)
+
+    return reseed
 
 
 def reseed_tempfile():
-    sys.modules["tempfile"]._name_sequence = None  # made anew, with a generator of its own
+    sys.modules["tempfile"]._name_sequence = None  # made anew by each guest, with a generator of its own
 
 
 def reseed_uuid():
@@ -199,8 +321,6 @@ def reseed_uuid():
     module._node = module._last_timestamp = None
 
 
-# A package enters PRELOAD only with its line here, or with the reason why it keeps no generator. The names are the
-# modules whose presence calls for the line.
 RESEED = [
     ("random", reseed_random),
     ("numpy.random", reseed_numpy),
@@ -226,25 +346,18 @@ def forget_matplotlib():
 FORGET = [("matplotlib", forget_matplotlib)]
 
 
-def become_guest():
-    """After the fork, confined: nothing that the zygote drew, opened or was told may be left to the guest."""
-    for name, reseed in RESEED:
-        if name in sys.modules:
-            reseed()  # a failure ends the guest: better none than one that draws what its sibling draws
+def forget_surroundings():
     for name, forget in FORGET:
         if name in sys.modules:
             try:
                 forget()
             except Exception:
                 pass  # another version of the package; the guest sees an odd path at worst
-    set_environment()
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
 
 
 def set_environment():
     """Through os.environ, whose setter and deleter call putenv and unsetenv: C code reads the same."""
-    wanted = dict(ENVIRONMENT)
-    wanted["USER"] = wanted["LOGNAME"] = account_name()
+    wanted = dict(ENVIRONMENT, USER=ACCOUNT, LOGNAME=ACCOUNT)
     for name in list(os.environ):
         if name not in wanted:
             del os.environ[name]
@@ -252,14 +365,43 @@ def set_environment():
         os.environ[name] = value
 
 
-def account_name():
+def fork_hooks():
+    """What was registered to run before and after a fork, in pairs of the interpreter's list and a copy of it.
+
+    A zygote has one thread and holds no lock when it forks, and what of it must change in a guest is listed above:
+    its own forks skip the hooks (they would touch 90 pages). A guest's forks find them in place.
+    """
+
+    def mark():
+        pass
+
+    os.register_at_fork(before=mark, after_in_child=mark)
+    found = [each for each in gc.get_referrers(mark) if type(each) is list and mark in each]
+    for each in found:
+        each.remove(mark)
+    return [(each, list(each)) for each in found]
+
+
+def account_names():
+    """By uid, without the usual account: its name is in the environment already."""
     import pwd
 
-    try:
-        entry = pwd.getpwuid(os.getuid())
-    except KeyError:
-        return "sandbox"
-    return entry.pw_name
+    names = {entry.pw_uid: entry.pw_name for entry in pwd.getpwall()}
+    return {uid: name for uid, name in names.items() if name != ACCOUNT}
+
+
+# --- in the child -------------------------------------------------------------------------------------------------
+
+
+def become_guest(reseeds, names, getuid, hooks):
+    """After the fork, confined: nothing that the zygote drew, opened or was told may be left to the guest."""
+    for registered, put_aside in hooks:
+        registered[:] = put_aside
+    for reseed in reseeds:
+        reseed()  # a failure ends the guest: better none than one that draws what its sibling draws
+    name = names.get(getuid())
+    if name is not None:
+        os.environ["USER"] = os.environ["LOGNAME"] = name
 
 
 # --- serving ------------------------------------------------------------------------------------------------------
@@ -306,21 +448,36 @@ def arguments(argv):
 
 def main():
     profile, without = arguments(sys.argv)
-    harness = load_harness()
     loaded, warnings = preload(profile, without)
     if "_hashlib" in sys.modules:
         import ssl  # noqa: F401  # the same OpenSSL, whose generator every guest has to stir
-    warm(harness)
     library = load_library()
     before, after = ctypes.pythonapi.PyOS_BeforeFork, ctypes.pythonapi.PyOS_AfterFork_Child
     before.restype = after.restype = None
-    import pwd  # noqa: F401  # here, so that a guest's first import is none of a file
-
-    account_name()
     report = {"profile": profile, "loaded": loaded, "warnings": warnings}
     report["version"] = "%d.%d.%d" % sys.version_info[:3]
     report = json.dumps(report).encode()
-    gc.collect()
+    forget_surroundings()
+    set_environment()
+    names = account_names()
+    harness = load_harness()
+    become, getuid = renewed(become_guest), os.getuid
+    rehearse(harness, profile)
+    harness.prepare()
+    # Numbers only: the guest's descriptor 0 is another /dev/null.
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
+    reseeds = [reseed for reseed in [make() for name, make in RESEED if name in sys.modules] if reseed]
+    hooks = fork_hooks()
+    os.access(HOME, os.F_OK)
+    for _ in range(2):
+        # As if forked, first with the hooks and then without: with one thread there is nothing to take away.
+        before()
+        after()
+        become(reseeds, names, getuid, hooks)
+        for registered, _ in hooks:
+            registered.clear()
+    plug_holes()
+    clear_top()
     gc.freeze()
     reasons = reasons_to_refuse()
     if reasons:
@@ -335,8 +492,8 @@ def main():
     if library.caisson_zygote_serve(SOCKET) < 0:
         os._exit(0)
     after()
-    become_guest()
-    harness.serve()
+    become(reseeds, names, getuid, hooks)
+    harness.serve(is_fork=True)
 
 
 if __name__ == "__main__":

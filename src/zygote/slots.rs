@@ -7,7 +7,9 @@
 //! below its share takes a place from the largest.
 //!
 //! Refilling happens in one background task, away from requests: it waits for a quiet moment unless a shelf
-//! is nearly empty, and launches one at a time per two processors.
+//! is nearly empty, and launches one at a time per two processors. Once every shelf is full and nobody has asked
+//! for anything for [`DEEP_QUIET`], slots of the data profile are warmed a second time, one after the other, by a
+//! small job with pandas: it touches the memory that such a job needs, which takes too long to do it under load.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
@@ -31,6 +33,12 @@ const SHRINK_AFTER: Duration = Duration::from_secs(60);
 const DROP_AFTER: Duration = Duration::from_secs(300);
 /// No cell started for this long: nobody is in a hurry.
 const QUIET: Duration = Duration::from_millis(4);
+/// No cell started for this long: there is time for what a request can do without.
+const DEEP_QUIET: Duration = Duration::from_millis(50);
+/// What a slot of the data profile is warmed with then. Without pandas it fails, which does no harm.
+const DEEP_SOURCE: &str = "import pandas as pd\n\
+    df = pd.DataFrame({'a': range(10), 'b': range(10)})\n\
+    df.describe().to_string()";
 /// A shelf with at most one in this many of its slots left does not wait for quiet.
 const HURRY_FRACTION: usize = 4;
 /// Between two looks at dead slots and idle shelves.
@@ -69,11 +77,23 @@ struct Books {
     taken: u64,
     missed: u64,
     closed: bool,
+    /// Whether a slot is away to be warmed deeply.
+    deepening: bool,
+}
+
+/// A slot on its shelf.
+struct Ready {
+    interpreter: Interpreter,
+    is_deep: bool,
 }
 
 struct Shelf {
-    ready: VecDeque<Interpreter>,
+    /// The deeply warmed ones first.
+    ready: VecDeque<Ready>,
+    /// Being made, or away to be warmed deeply.
     launching: usize,
+    /// One did not survive it.
+    no_deep: bool,
     target: usize,
     floor: usize,
     taken_at: Instant,
@@ -87,6 +107,7 @@ impl Shelf {
         Shelf {
             ready: VecDeque::new(),
             launching: 0,
+            no_deep: false,
             target: 0,
             floor: 0,
             taken_at: now,
@@ -98,6 +119,12 @@ impl Shelf {
 
     fn held(&self) -> usize {
         self.ready.len() + self.launching
+    }
+
+    /// Where its first slot is that wants to be warmed deeply.
+    fn shallow(&self, key: ShelfKey) -> Option<usize> {
+        let wanted = key.1 == Profile::PythonData && !self.no_deep;
+        wanted.then(|| self.ready.iter().position(|slot| !slot.is_deep)).flatten()
     }
 
     fn missing(&self) -> usize {
@@ -115,7 +142,7 @@ enum Refill {
 impl Slots {
     /// An empty pool for at most `adaptive_max` slots that follow traffic, and room for `pinned_extra` more.
     pub fn new(adaptive_max: usize, pinned_extra: usize) -> Arc<Slots> {
-        let books = Books { shelves: HashMap::new(), taken: 0, missed: 0, closed: false };
+        let books = Books { shelves: HashMap::new(), taken: 0, missed: 0, closed: false, deepening: false };
         Arc::new(Slots {
             max: adaptive_max + pinned_extra,
             adaptive: adaptive_max > 0,
@@ -205,11 +232,11 @@ impl Slots {
             }
             let next = if launcher.is_attached() { slots.next_refill() } else { Refill::Nothing };
             let Refill::Launch { key, hurry } = next else {
-                let waited = tokio::time::timeout(HOUSEKEEPING, slots.wanted.notified());
-                drop(waited.await);
+                let wait = slots.deepen().unwrap_or(HOUSEKEEPING);
+                drop(tokio::time::timeout(wait, slots.wanted.notified()).await);
                 continue;
             };
-            if !hurry && let Some(wait) = slots.until_quiet() {
+            if !hurry && let Some(wait) = slots.until_quiet(QUIET) {
                 tokio::time::sleep(wait).await;
                 continue;
             }
@@ -231,12 +258,31 @@ impl Slots {
         self.lock().next_refill(self.max, Instant::now(), &mut evicted)
     }
 
-    /// Time left until no cell has started for [`QUIET`]; `None` when that is now.
-    fn until_quiet(&self) -> Option<Duration> {
+    /// Sends a slot to be warmed deeply if there is time for it; else says when to ask again.
+    fn deepen(self: &Arc<Slots>) -> Option<Duration> {
+        if !self.lock().wants_deep() {
+            return None;
+        }
+        if let Some(wait) = self.until_quiet(DEEP_QUIET) {
+            return Some(wait);
+        }
+        let (key, interpreter) = self.lock().send_to_deepen()?;
+        let slots = Arc::clone(self);
+        tokio::spawn(async move {
+            let warmed = interpreter.warm_up(DEEP_SOURCE).await;
+            let left_over = slots.lock().come_back(key, warmed);
+            drop(left_over);
+            slots.wanted.notify_one();
+        });
+        None
+    }
+
+    /// Time left until no cell has started for `quiet`; `None` when that is now.
+    fn until_quiet(&self, quiet: Duration) -> Option<Duration> {
         let started = Duration::from_micros(self.cell_started_us.load(Ordering::Relaxed));
         let since = self.origin.elapsed().saturating_sub(started);
         // The timer has millisecond steps: less would spin.
-        QUIET.checked_sub(since).filter(|left| !left.is_zero()).map(|left| left.max(Duration::from_millis(1)))
+        quiet.checked_sub(since).filter(|left| !left.is_zero()).map(|left| left.max(Duration::from_millis(1)))
     }
 
     /// Books a launch; false when the shelf is gone or full by now.
@@ -282,7 +328,7 @@ impl Shelf {
         match made {
             Some(interpreter) => {
                 self.backoff = BACKOFF_FIRST;
-                self.ready.push_back(interpreter);
+                self.ready.push_back(Ready { interpreter, is_deep: false });
             }
             None => {
                 self.not_before = now + self.backoff;
@@ -304,7 +350,7 @@ impl Books {
         shelf.taken_at = now;
         shelf.shrunk_at = now;
         let mut found = None;
-        while let Some(interpreter) = shelf.ready.pop_front() {
+        while let Some(Ready { interpreter, .. }) = shelf.ready.pop_front() {
             if interpreter.is_alive() {
                 found = Some(interpreter);
                 break;
@@ -355,8 +401,43 @@ impl Books {
         }
         let of_victim = self.shelves.iter_mut().filter(|(key, _)| key.0 == victim);
         let Some((_, shelf)) = of_victim.max_by_key(|(_, shelf)| shelf.ready.len()) else { return false };
-        *evicted = shelf.ready.pop_front();
+        *evicted = shelf.ready.pop_back().map(|slot| slot.interpreter);
         evicted.is_some()
+    }
+
+    /// Whether every shelf is full, and one has a slot of the data profile that was not warmed deeply.
+    fn wants_deep(&self) -> bool {
+        let full = |shelf: &Shelf| shelf.launching == 0 && shelf.missing() == 0;
+        !self.deepening
+            && self.shelves.values().all(full)
+            && self.shelves.iter().any(|(key, shelf)| shelf.shallow(*key).is_some())
+    }
+
+    /// Takes such a slot off its shelf, which keeps its place.
+    fn send_to_deepen(&mut self) -> Option<(ShelfKey, Interpreter)> {
+        if !self.wants_deep() {
+            return None;
+        }
+        let (key, shelf, at) = self
+            .shelves
+            .iter_mut()
+            .find_map(|(key, shelf)| shelf.shallow(*key).map(|at| (*key, shelf, at)))?;
+        let slot = shelf.ready.remove(at)?;
+        shelf.launching += 1;
+        self.deepening = true;
+        Some((key, slot.interpreter))
+    }
+
+    /// Puts it back in front. Returns it when its shelf is gone.
+    fn come_back(&mut self, key: ShelfKey, warmed: Option<Interpreter>) -> Option<Interpreter> {
+        self.deepening = false;
+        let Some(shelf) = self.shelves.get_mut(&key).filter(|_| !self.closed) else { return warmed };
+        shelf.launching = shelf.launching.saturating_sub(1);
+        match warmed {
+            Some(interpreter) => shelf.ready.push_front(Ready { interpreter, is_deep: true }),
+            None => shelf.no_deep = true,
+        }
+        None
     }
 
     fn held(&self, of: impl Fn(&ShelfKey) -> bool) -> usize {
@@ -377,11 +458,11 @@ impl Books {
                 shelf.target = shelf.target.saturating_sub(1).max(shelf.floor);
             }
             let (alive, dead): (VecDeque<_>, VecDeque<_>) =
-                std::mem::take(&mut shelf.ready).into_iter().partition(Interpreter::is_alive);
+                std::mem::take(&mut shelf.ready).into_iter().partition(|slot| slot.interpreter.is_alive());
             shelf.ready = alive;
-            dropped.extend(dead);
-            let surplus = shelf.ready.len().saturating_sub(shelf.target);
-            dropped.extend(shelf.ready.drain(..surplus));
+            let kept = shelf.target.min(shelf.ready.len());
+            let surplus = shelf.ready.drain(kept..);
+            dropped.extend(dead.into_iter().chain(surplus).map(|slot| slot.interpreter));
         }
         self.shelves.retain(|_, shelf| shelf.target > 0 || shelf.held() > 0);
     }
@@ -424,13 +505,13 @@ mod tests {
     const OTHER: ShelfKey = (SpaceId(2), Profile::Python);
 
     fn books() -> Books {
-        Books { shelves: HashMap::new(), taken: 0, missed: 0, closed: false }
+        Books { shelves: HashMap::new(), taken: 0, missed: 0, closed: false, deepening: false }
     }
 
     fn fill(books: &mut Books, key: ShelfKey, slots: usize, now: Instant) {
         let shelf = books.shelves.entry(key).or_insert_with(|| Shelf::new(now));
         shelf.target = shelf.target.max(slots);
-        shelf.ready.extend((0..slots).map(|_| Fake::interpreter()));
+        shelf.ready.extend((0..slots).map(|_| Ready { interpreter: Fake::interpreter(), is_deep: false }));
     }
 
     #[tokio::test]
@@ -462,7 +543,7 @@ mod tests {
             timeout: Duration::from_secs(5),
             execution_count: 1,
         };
-        assert!(first.run(cell, &limits, &mut stop).await.interpreter.is_none());
+        assert!(first.interpreter.run(cell, &limits, &mut stop).await.interpreter.is_none());
         assert!(books.take(KEY, now, true, &mut Vec::new()).is_some());
         assert_eq!(books.taken, 1);
     }
@@ -500,6 +581,57 @@ mod tests {
         books.shelves.get_mut(&KEY).expect("filled").target = 8;
         assert_eq!(books.next_refill(4, now, &mut evicted), Refill::Nothing);
         assert!(evicted.is_none());
+    }
+
+    const DATA: ShelfKey = (SpaceId(1), Profile::PythonData);
+
+    #[tokio::test]
+    async fn full_shelves_have_their_data_slots_warmed_deeply_one_at_a_time() {
+        let (mut books, now) = (books(), Instant::now());
+        fill(&mut books, KEY, 2, now);
+        fill(&mut books, DATA, 2, now);
+        let (key, slot) = books.send_to_deepen().expect("all shelves are full");
+        assert_eq!((key, books.shelves[&DATA].ready.len()), (DATA, 1));
+        assert!(books.send_to_deepen().is_none(), "one at a time");
+        assert_eq!(books.next_refill(8, now, &mut None), Refill::Nothing, "it keeps its place");
+        assert!(books.come_back(key, slot.warm_up("out deep").await).is_none());
+        assert!(books.shelves[&DATA].ready[0].is_deep && !books.shelves[&DATA].ready[1].is_deep);
+        let (key, slot) = books.send_to_deepen().expect("one is left");
+        assert!(books.come_back(key, Some(slot)).is_none());
+        assert!(books.send_to_deepen().is_none(), "the other profile is not warmed deeply");
+    }
+
+    #[tokio::test]
+    async fn a_shelf_that_is_not_full_comes_first_and_a_deep_slot_is_taken_first() {
+        let (mut books, now) = (books(), Instant::now());
+        fill(&mut books, DATA, 2, now);
+        let (key, slot) = books.send_to_deepen().expect("full");
+        let deep = slot.provenance().sandbox;
+        assert!(books.come_back(key, Some(slot)).is_none());
+        let taken = books.take(DATA, now, true, &mut Vec::new()).expect("two are there");
+        assert_eq!(taken.provenance().sandbox, deep);
+        assert!(!books.wants_deep(), "one is missing");
+    }
+
+    #[tokio::test]
+    async fn a_slot_that_dies_of_it_is_replaced_and_the_shelf_left_alone() {
+        let (mut books, now) = (books(), Instant::now());
+        fill(&mut books, DATA, 1, now);
+        let (key, slot) = books.send_to_deepen().expect("full");
+        drop(slot);
+        assert!(books.come_back(key, None).is_none());
+        assert_eq!(books.next_refill(8, now, &mut None), Refill::Launch { key: DATA, hurry: true });
+        fill(&mut books, DATA, 1, now);
+        assert!(!books.wants_deep());
+    }
+
+    #[tokio::test]
+    async fn a_slot_whose_shelf_is_gone_is_given_back() {
+        let (mut books, now) = (books(), Instant::now());
+        fill(&mut books, DATA, 1, now);
+        let (key, slot) = books.send_to_deepen().expect("full");
+        books.shelves.clear();
+        assert!(books.come_back(key, Some(slot)).is_some());
     }
 
     #[tokio::test]

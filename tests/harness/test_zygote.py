@@ -108,6 +108,57 @@ class Zygote(unittest.TestCase):
             self.assertFalse(seen & set(drawn))
             seen.update(drawn)
 
+    def test_forks_of_the_data_profile_draw_differently(self):
+        channel, hello = self.serve("python-data")
+        if "numpy" not in hello["loaded"]:
+            self.skipTest("no numpy")
+        code = "import numpy as np, random, ssl\nprint(np.random.random(), np.random.normal(), random.gauss(0, 1), ssl.RAND_bytes(8).hex(), sep='\\n')"
+        seen = set()
+        for _ in range(4):
+            fork = Fork(channel)
+            drawn = fork.call(code)["stdout"].split("\n")[:-1]
+            self.assertFalse(seen & set(drawn))
+            self.assertTrue(0 <= float(drawn[0]) < 1 and abs(float(drawn[1])) < 10)
+            seen.update(drawn)
+            fork.close()
+
+    def test_a_guest_that_forks_finds_the_hooks_in_place(self):
+        channel, _ = self.serve("python")
+        fork = Fork(channel)
+        code = (
+            "import logging, os, random, threading\n"
+            "t = threading.Thread(target=threading.Event().wait, daemon=True); t.start()\n"
+            "r, w = os.pipe()\n"
+            "if os.fork() == 0:\n"
+            "    logging.getLogger('x').warning('alive')\n"
+            "    os.write(w, repr((threading.active_count(), random.random())).encode()); os._exit(0)\n"
+            "count, drawn = eval(os.read(r, 100))\n"
+            "count, drawn != random.random()"
+        )
+        self.assertEqual(fork.call(code)["result"], "(1, True)")
+        fork.close()
+
+    def test_nothing_of_the_rehearsal_is_left(self):
+        channel, _ = self.serve("python")
+        fork = Fork(channel)
+        self.assertEqual(fork.call("import linecache\n[name for name in linecache.cache if 'cell' in name]")["result"], "['<cell 1>']")
+        self.assertEqual(fork.call("sorted(name for name in globals() if not name.startswith('__'))")["result"], "['_', 'linecache']")
+        self.assertEqual(fork.call("import sys; sys.stdin.read(), sys.stdin.name, sys.argv, hasattr(sys, 'last_value')")["result"], "('', 0, [''], False)")
+        fork.close()
+
+    def test_a_fork_has_little_for_itself(self):
+        channel, _ = self.serve("python")
+        fork = Fork(channel)
+        if fork.call("import ctypes; hasattr(ctypes.CDLL(None), 'mallinfo2')")["result"] != "True":
+            self.skipTest("another libc")
+        fork.close()
+        fork = Fork(channel)
+        fork.call("print(1)")
+        code = "sum(int(line.split()[1]) for line in open('/proc/self/smaps_rollup') if line.startswith('Private_Dirty'))"
+        kib = int(fork.call(code)["result"])
+        fork.close()
+        self.assertLess(kib, 1200, "0.7 MiB in November 2026, 1.6 before memory was plugged")
+
     def test_data_profile_degrades_to_what_is_there(self):
         channel, hello = self.serve("python-data", "--without", "IPython")
         self.assertEqual(len(hello["loaded"]) + len(hello["warnings"]), 4)
