@@ -177,8 +177,7 @@ fn print(text: &str) {
 
 /// The privileged stage: started by [`serve`], [`run_one`] and [`examine`].
 fn launcher(_: &InternalArgs) -> Result<u8, Failed> {
-    // SAFETY: the first thing this stage does, with the two descriptors it is started with.
-    let inherited = unsafe { sys::stage::inherited(2) };
+    let inherited = sys::stage::inherited(2)?;
     let [daemon, memory] = <[_; 2]>::try_from(inherited).expect("two were asked for");
     let told: LauncherStart = serde_json::from_slice(&stages::read_memory(memory)?)?;
     telemetry::init(&told.log, config::LogFormat::Text)?;
@@ -202,8 +201,7 @@ fn print_error(text: &str) {
 
 /// The HTTP stage: started by [`serve`].
 fn daemon_stage(args: &InternalArgs) -> Result<u8, Failed> {
-    // SAFETY: the first thing this stage does, with the descriptors it is started with.
-    let mut inherited = unsafe { sys::stage::inherited(2 + args.listeners) }.into_iter();
+    let mut inherited = sys::stage::inherited(2 + args.listeners)?.into_iter();
     let (control, memory) = inherited.next().zip(inherited.next()).expect("two were asked for");
     let start: DaemonStart = serde_json::from_slice(&stages::read_memory(memory)?)?;
     telemetry::init(&start.config.log_level, start.config.log_format)?;

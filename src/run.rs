@@ -1,4 +1,5 @@
 //! `caisson run` and `caisson doctor`: a launcher of their own, for one cell or for none.
+#![forbid(unsafe_code)]
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};

@@ -24,6 +24,8 @@ const LEANINGS: &[(&str, &[&str])] = &[
     ("cli", &["config", "engine", "launcher::posture"]),
     ("doctor", &["config", "launcher::client", "launcher::plan", "launcher::posture", "policy"]),
     ("supervisor", &["cli", "config", "launcher", "policy", "server", "sys", "telemetry"]),
+    ("daemon", &["config", "engine", "launcher::client", "server", "store", "sys"]),
+    ("run", &["config", "engine", "launcher", "store", "supervisor", "sys"]),
     // The rows of its tables are types of those who keep them there.
     (
         "store",

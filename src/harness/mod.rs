@@ -44,9 +44,3 @@ pub(crate) mod fake;
 pub const FRAME_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Most entries of `order` in a `done` frame.
 pub const ORDER_ENTRIES_MAX: usize = 10_000;
-/// The harness of the native Python backend, as it lies in the template.
-pub const HARNESS_PY: &str = include_str!("../../harness/harness.py");
-/// The harness of the JavaScript backend.
-pub const HARNESS_JS: &str = include_str!("../../harness/harness.js");
-/// The warmed interpreter that forks guests.
-pub const ZYGOTE_PY: &str = include_str!("../../harness/zygote.py");

@@ -14,7 +14,6 @@ use rlimit::Resource;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use crate::harness::{HARNESS_JS, HARNESS_PY, ZYGOTE_PY};
 use crate::launcher::cgroup::{Cgroups, Found};
 use crate::launcher::child;
 use crate::launcher::leases::Leases;
@@ -30,6 +29,10 @@ use crate::launcher::zygotes::Nursery;
 use crate::sys::process::{Fork, fork};
 use crate::sys::raw;
 
+/// The programs that interpreters start with, as they lie in the template.
+const HARNESS_PY: &str = include_str!("../../harness/harness.py");
+const HARNESS_JS: &str = include_str!("../../harness/harness.js");
+const ZYGOTE_PY: &str = include_str!("../../harness/zygote.py");
 /// Init of a sandbox, made by `build.rs`.
 const INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/caisson-init"));
 /// The zygote's library, made by `build.rs`.

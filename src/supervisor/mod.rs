@@ -9,6 +9,7 @@
 //! ```
 //!
 //! One thread; no HTTP, no guest's byte, no plan passes here.
+#![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
 use std::io;

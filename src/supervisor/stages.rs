@@ -1,4 +1,5 @@
 //! How the two stages are started, and what they find when they are.
+#![forbid(unsafe_code)]
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Seek};
@@ -61,8 +62,7 @@ pub fn launcher_stage(settings: &Settings, log: &str, daemon: BorrowedFd<'_>) ->
             | if settings.root() { 0 } else { raw::CLONE_NEWUSER },
         before: &|| if settings.root() { Ok(()) } else { become_root_of_own(settings) },
     };
-    // SAFETY: the supervisor has one thread.
-    unsafe { stage::start(&stage) }
+    stage::start(&stage)
 }
 
 /// An ordinary account: the launcher's user namespace is its own, and its one id is the account's. Before the
@@ -95,8 +95,7 @@ pub fn daemon_stage(
         namespaces: 0,
         before: &before,
     };
-    // SAFETY: the supervisor has one thread.
-    unsafe { stage::start(&stage) }
+    stage::start(&stage)
 }
 
 /// In the daemon's process, still root: its folder at a path it can walk, then its account for good.

@@ -2,7 +2,8 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::unistd::Pid;
 
@@ -25,15 +26,16 @@ pub struct Stage<'a> {
     pub before: &'a dyn Fn() -> io::Result<()>,
 }
 
-/// Starts it. The environment is empty: nothing of ours, and no secret, reaches a stage that way.
-///
-/// # Safety
-/// As [`process::fork`].
-pub unsafe fn start(stage: &Stage<'_>) -> io::Result<Pid> {
+/// Starts it. The environment is empty: nothing of ours, and no secret, reaches a stage that way. Refuses in a
+/// process with a second thread, whose locks the child might find held for ever.
+pub fn start(stage: &Stage<'_>) -> io::Result<Pid> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("a stage is started by a process with one thread"));
+    }
     let mut words = vec!["caisson"];
     words.extend(stage.arguments);
     let words: Vec<CString> = words.into_iter().map(CString::new).collect::<Result<_, _>>()?;
-    // SAFETY: the caller vouches for the single thread.
+    // SAFETY: there is one thread, as just seen, and nobody but it could start another.
     match unsafe { process::fork_as_first(stage.namespaces) }? {
         process::Fork::Parent(pid) => Ok(pid),
         process::Fork::Child => {
@@ -85,22 +87,23 @@ fn become_stage(stage: &Stage<'_>, words: &[CString]) -> io::Error {
     }
 }
 
-/// Takes the descriptors that a stage was started with. `count` of them.
-///
-/// # Safety
-/// Called once, at the start of a stage that was started by [`start`] with that many descriptors.
-pub unsafe fn inherited(count: usize) -> Vec<OwnedFd> {
-    (0..count)
-        .map(|index| {
-            let number = FIRST_DESCRIPTOR + index as i32;
-            // Not for the stages' own children.
-            let _ = rustix::io::fcntl_setfd(
-                // SAFETY: the caller vouches for an open descriptor of this number.
-                unsafe { BorrowedFd::borrow_raw(number) },
-                rustix::io::FdFlags::CLOEXEC,
-            );
-            // SAFETY: the caller vouches that it is open and that nobody else owns it.
-            unsafe { std::os::fd::FromRawFd::from_raw_fd(number) }
-        })
-        .collect()
+/// Takes the `count` descriptors that a stage was started with, once in a process's life.
+pub fn inherited(count: usize) -> io::Result<Vec<OwnedFd>> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    if TAKEN.swap(true, Ordering::SeqCst) {
+        return Err(io::Error::other("the inherited descriptors were taken before"));
+    }
+    let mut found = Vec::with_capacity(count);
+    for index in 0..count {
+        let number = FIRST_DESCRIPTOR + index as i32;
+        // Not for the stage's own children; and the proof that it is open.
+        // SAFETY: `fcntl` with a number that is not open answers EBADF.
+        let set = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+        if set != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: it is open, and nobody owns it: it came with the exec, and is given out once.
+        found.push(unsafe { OwnedFd::from_raw_fd(number) });
+    }
+    Ok(found)
 }
