@@ -38,6 +38,8 @@
   const tick = process.nextTick;
   const StringOf = String;
   const nap = Atomics.wait.bind(null, new Int32Array(new SharedArrayBuffer(4)), 0, 0);
+  const { apply } = Reflect;
+  const { then } = Promise.prototype;
   const cwd = process.cwd.bind(process);
   const chdir = process.chdir.bind(process);
   const exit = process.reallyExit ? process.reallyExit.bind(process) : process.exit.bind(process);
@@ -358,10 +360,33 @@
     return remote.value;
   }
 
-  function shown(remote) {
-    if (remote.type === "undefined") return null;
-    if (remote.unserializableValue !== undefined) return remote.unserializableValue; // NaN, -0, 5n
-    return clean(inspect(valueOf(remote)), RESULT_CHARS_MAX);
+  // The outcome of a cell whose value is this one.
+  function valued(value) {
+    try {
+      return { result: value === undefined ? null : clean(inspect(value), RESULT_CHARS_MAX), error: null };
+    } catch (error) {
+      return { result: null, error: describe(error) }; // a custom inspect that throws
+    }
+  }
+
+  // A cell whose value is a promise, as of `main()` or an async function called in place, ends when that settles:
+  // its author meant it to. Node itself says when nothing is left that could settle it: the event loop runs empty.
+  // For that our own socket lets go of the loop meanwhile.
+  function untilSettled(promise, done) {
+    const cell = running;
+    const end = (outcome) => {
+      if (cell.abandon === undefined) return; // it settled after all, behind an error that nobody caught
+      cell.abandon = undefined;
+      requests.ref();
+      done(outcome);
+    };
+    cell.abandon = () => end(valued(promise));
+    requests.unref();
+    try {
+      apply(then, promise, [(value) => end(valued(value)), (reason) => end({ result: null, error: describe(reason) })]);
+    } catch (error) {
+      end({ result: null, error: describe(error) }); // a `constructor` that throws
+    }
   }
 
   // Calls `done` once with { result, error }.
@@ -371,7 +396,12 @@
       if (failure) return done({ result: null, error: { ename: "Error", evalue: StringOf(failure.message), traceback: [StringOf(failure.message)] } });
       const details = reply.exceptionDetails;
       try {
-        if (details === undefined) return done({ result: shown(reply.result), error: null });
+        if (details === undefined) {
+          const { subtype, unserializableValue } = reply.result;
+          if (unserializableValue !== undefined) return done({ result: unserializableValue, error: null }); // NaN, -0, 5n
+          const value = valueOf(reply.result);
+          return subtype === "promise" && running !== null ? untilSettled(value, done) : done(valued(value));
+        }
         const value = details.exception.unserializableValue ?? valueOf(details.exception);
         const syntax = details.exception.className === "SyntaxError" && details.stackTrace === undefined && details.scriptId !== undefined;
         return done({ result: null, error: describe(value, syntax ? place(code, details) : undefined) });
@@ -383,7 +413,8 @@
 
   // --- protocol ----------------------------------------------------------------------------------------------------
 
-  let running = null; // the cell that runs: { request, refused, rejections, finished }
+  let running = null; // the cell that runs: { request, refused, rejections, finished, abandon }
+  let requests; // the socket that request lines come from
   const waiting = [];
 
   function enter(folder) {
@@ -397,7 +428,7 @@
   }
 
   function start(request) {
-    const cell = { request, refused: undefined, rejections: new Map(), finished: false };
+    const cell = { request, refused: undefined, rejections: new Map(), finished: false, abandon: undefined };
     running = cell;
     takeOrder();
     if (typeof request.setup?.cwd === "string") cell.refused = enter(request.setup.cwd);
@@ -431,6 +462,8 @@
   function finish(cell, { result, error }) {
     if (cell.finished) return;
     cell.finished = true;
+    cell.abandon = undefined;
+    requests.ref();
     running = null;
     if (error === null && cell.rejections.size > 0) {
       result = null;
@@ -461,11 +494,16 @@
       if (running === null || recorder.muted) complain("Uncaught", error);
       else finish(running, { result: null, error: describe(error) }); // what the cell awaits may never come now
     });
+    process.on("beforeExit", () => {
+      requests.ref();
+      running?.abandon?.();
+    });
     process.on("SIGUSR1", () => {}); // node would open its inspector's port
   }
 
   function listen() {
     const socket = new net.Socket({ fd: REQUESTS, readable: true, writable: false });
+    requests = { ref: socket.ref.bind(socket), unref: socket.unref.bind(socket) };
     let parts = [];
     socket.on("data", (data) => {
       let from = 0;

@@ -321,7 +321,7 @@ class JavaScript(Case):
         self.ok("new A()", result="A {}")
         self.ok("'s'", result="'s'")
         self.ok("[-0, NaN, 5n, Symbol('q'), null]", result="[ -0, NaN, 5n, Symbol(q), null ]")
-        for code, result in (("-0", "-0"), ("5n", "5n"), ("Symbol('q')", "Symbol(q)"), ("null", "null"), ("({a: 1})", "{ a: 1 }"), ("f", "[Function: f]"), ("Promise.resolve(3)", "Promise { 3 }"), ("true", "true")):
+        for code, result in (("-0", "-0"), ("5n", "5n"), ("Symbol('q')", "Symbol(q)"), ("null", "null"), ("({a: 1})", "{ a: 1 }"), ("f", "[Function: f]"), ("Promise.resolve(3)", "3"), ("true", "true")):
             self.ok(code, result=result)
 
     def test_names_are_declared_anew(self):
@@ -385,6 +385,36 @@ class JavaScript(Case):
         got = self.ok("await new Promise((r) => setTimeout(r, 50)); 3", result="3")
         self.ok("4", result="4")
         del got
+
+    def test_a_promise_as_value_is_awaited(self):
+        self.ok("(async () => { await new Promise((r) => setTimeout(r, 50)); console.log('in'); return 5 })()", "in\n", "5")
+        self.assertIsNone(self.ok("async function main() { await null }\nmain()")["result"])
+        self.ok("class P extends Promise {}\nnew P((r) => setTimeout(() => r(NaN), 10))", result="NaN")
+        self.fails("Promise.reject(new TypeError('no'))", "TypeError", "no")
+        self.fails("new Promise((_, reject) => setTimeout(() => reject('late'), 10))", "Error", "'late'")
+        self.fails("new Promise(() => setTimeout(() => { throw new Error('beside') }, 10))", "Error", "beside")
+        self.fails("Promise.resolve({ [require('util').inspect.custom]() { throw new TypeError('no') } })", "TypeError", "no")
+        # Work that no list of active resources shows: the thread pool's, the compiler's, a worker's, a child's.
+        self.ok("new Promise((r) => require('crypto').pbkdf2('a', 'b', 2e5, 64, 'sha512', (e, k) => r(k.length)))", result="64")
+        self.ok("new Promise((r) => require('zlib').gzip(Buffer.alloc(1e7), (e, b) => r(e)))", result="null")
+        self.ok("WebAssembly.compile(new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0])).then((m) => m instanceof WebAssembly.Module)", result="true")
+        self.ok("new Promise((r) => new (require('worker_threads').Worker)('require(\"worker_threads\").parentPort.postMessage(9)', { eval: true }).on('message', r))", result="9")
+        self.ok("new Promise((r) => require('child_process').exec('sleep 0.1; echo hi', (e, out) => r(out)))", result="'hi\\n'")
+
+    def test_a_promise_that_nothing_can_settle_is_shown(self):
+        self.ok("new Promise(() => {})", result="Promise { <pending> }")
+        self.ok("setInterval(() => {}, 1000).unref(); new Promise(() => {})", result="Promise { <pending> }")
+        self.ok("const p = new Promise(() => {}); p.then(() => 1)", result="Promise { <pending> }")
+        self.ok("globalThis.settle = null; const q = new Promise((r) => { settle = r }); 1", result="1")
+        self.ok("settle(4); q", result="4")
+        self.ok("new Promise(() => {})", warm="(async () => 1)()", result="Promise { <pending> }")
+        # What an earlier cell left running may settle it.
+        self.ok("let pinged; setInterval(() => pinged?.('tick'), 20); 1", result="1")
+        self.ok("new Promise((r) => { pinged = r })", result="'tick'")
+
+    def test_timers_and_servers_hold_no_cell(self):
+        self.ok("setTimeout(() => {}, 60000); require('net').createServer().listen(0, '127.0.0.1'); 1", result="1")
+        self.ok("2", result="2")
 
     def test_timers_run_between_cells(self):
         import time
