@@ -23,6 +23,7 @@
 
   const REQUESTS = 3;
   const EVENTS = 4;
+  const EXIT_BROKEN = 70;
   const ORDER_ENTRIES_MAX = 10_000;
   const RESULT_CHARS_MAX = 2_100_000;
   const EVALUE_CHARS_MAX = 400_000;
@@ -389,11 +390,26 @@
     }
   }
 
+  // What V8 could not tell the end of.
+  function unevaluated(message) {
+    if (/collected/.test(message)) {
+      const evalue = "what this cell awaits can never come: nothing refers to its promise any more";
+      return { ename: "Error", evalue, traceback: [`Error: ${evalue}`] };
+    }
+    // Node takes its inspector down before it sends itself a signal that looks deadly, `process.kill(-1)` included.
+    // Where we live on there is no evaluating any more: a fresh interpreter serves the session better.
+    try {
+      process.stderr.write(`the evaluator of this interpreter is gone (${message})\n`);
+    } finally {
+      exit(EXIT_BROKEN);
+    }
+  }
+
   // Calls `done` once with { result, error }.
   function evaluate(code, done) {
     const expression = `${withImports(code)}\n//# sourceURL=${CELL_NAME}`;
     post("Runtime.evaluate", { expression, objectGroup: "cell", replMode: true, awaitPromise: true }, (failure, reply) => {
-      if (failure) return done({ result: null, error: { ename: "Error", evalue: StringOf(failure.message), traceback: [StringOf(failure.message)] } });
+      if (failure) return done({ result: null, error: unevaluated(StringOf(failure.message)) });
       const details = reply.exceptionDetails;
       try {
         if (details === undefined) {
@@ -470,7 +486,8 @@
       error = describe(cell.rejections.values().next().value);
     }
     const frame = { nonce: StringOf(cell.request.nonce), event: "done", result, error, order: takeOrder(), refused: cell.refused };
-    writeAll(EVENTS, BufferFrom(`${stringify(frame)}\n`));
+    // The newline before it ends what a cell may have written there, so that ours is not read as its tail.
+    writeAll(EVENTS, BufferFrom(`\n${stringify(frame)}\n`));
     if (waiting.length > 0) start(waiting.shift());
   }
 

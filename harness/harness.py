@@ -501,7 +501,8 @@ def answer(session, request):
 
 def done(request, result, error, more):
     nonce = _quote(clean(_str(request.get("nonce")), 200))
-    frame = '{"nonce":%s,"event":"done","result":%s,"error":%s%s}\n' % (nonce, result, error, more)
+    # The newline before it ends what a cell may have written there, so that ours is not read as its tail.
+    frame = '\n{"nonce":%s,"event":"done","result":%s,"error":%s%s}\n' % (nonce, result, error, more)
     return frame.encode("utf-8", "replace")
 
 

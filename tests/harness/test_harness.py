@@ -230,6 +230,10 @@ class Python(Case):
     def test_garbage_on_the_event_pipe_does_not_hang(self):
         self.ok("import os\nos.write(4, b'garbage\\n{\"nonce\":\"n9\"}\\n\\xff\\xfe[[[\\n')\n1", result="1")
 
+    def test_half_a_frame_of_a_cell_hides_no_reply(self):
+        self.ok("import os\nos.write(4, b'{\"nonce\":\"')\n1", result="1")
+        self.ok("os.write(4, b'\\0' * 1000)", result="1000")
+
     def test_closing_everything_ends_the_session_only(self):
         with self.assertRaises(Dead):
             self.h.call("import os; os.closerange(3, 200)")
@@ -454,6 +458,16 @@ class JavaScript(Case):
         self.ok("2", result="2")
         self.ok("require('fs').writeSync(4, 'garbage\\n{\"nonce\":\"n3\"}\\n'); 3", result="3")
         self.ok("require('inspector').close(); 4", result="4")
+
+    def test_half_a_frame_of_a_cell_hides_no_reply(self):
+        self.ok("require('fs').writeSync(4, '{\"nonce\":\"'); 3", result="3")
+
+    def test_a_lost_evaluator_ends_the_interpreter(self):
+        # Node closes its inspector although the signal is ignored.
+        with self.assertRaises(Dead) as caught:
+            self.h.call("process.kill(process.pid, 'SIGWINCH'); 1")
+        self.assertEqual(os.waitstatus_to_exitcode(caught.exception.args[0]), 70)
+        self.assertIn(b"evaluator of this interpreter is gone", caught.exception.args[1])
 
     def test_exit_is_an_exit(self):
         with self.assertRaises(Dead) as caught:
