@@ -174,7 +174,9 @@
     }
     const ename = clean(safely(() => value.name, "Error"), 1000);
     const evalue = clean(safely(() => value.message, ""), EVALUE_CHARS_MAX);
-    const text = clean(safely(() => inspect(value), `${ename}: ${evalue}`), TRACEBACK_CHARS_MAX);
+    const brief = `${ename}: ${evalue}`;
+    // Copies of a huge message would take the sandbox's memory.
+    const text = evalue.length > EVALUE_CHARS_MAX ? brief : clean(safely(() => inspect(value), brief), TRACEBACK_CHARS_MAX);
     const traceback = withoutOwnFrames(text);
     if (details !== undefined) traceback.unshift(...details);
     return { ename, evalue, traceback };
@@ -390,26 +392,33 @@
     }
   }
 
-  // What V8 could not tell the end of.
+  // The error of a cell that V8 could not see to its end; none when this process ends over it.
   function unevaluated(message) {
     if (/collected/.test(message)) {
       const evalue = "what this cell awaits can never come: nothing refers to its promise any more";
       return { ename: "Error", evalue, traceback: [`Error: ${evalue}`] };
     }
     // Node takes its inspector down before it sends itself a signal that looks deadly, `process.kill(-1)` included.
-    // Where we live on there is no evaluating any more: a fresh interpreter serves the session better.
-    try {
-      process.stderr.write(`the evaluator of this interpreter is gone (${message})\n`);
-    } finally {
-      exit(EXIT_BROKEN);
-    }
+    // Where we live on there is no evaluating any more: a fresh interpreter serves the session better. A turn later,
+    // because an ordinary exit takes the inspector down as well.
+    later(() => {
+      try {
+        process.stderr.write(`the evaluator of this interpreter is gone (${message})\n`);
+      } finally {
+        exit(EXIT_BROKEN);
+      }
+    });
+    return undefined;
   }
 
   // Calls `done` once with { result, error }.
   function evaluate(code, done) {
     const expression = `${withImports(code)}\n//# sourceURL=${CELL_NAME}`;
     post("Runtime.evaluate", { expression, objectGroup: "cell", replMode: true, awaitPromise: true }, (failure, reply) => {
-      if (failure) return done({ result: null, error: unevaluated(StringOf(failure.message)) });
+      if (failure) {
+        const error = unevaluated(StringOf(failure.message));
+        return error && done({ result: null, error });
+      }
       const details = reply.exceptionDetails;
       try {
         if (details === undefined) {
@@ -521,6 +530,7 @@
   function listen() {
     const socket = new net.Socket({ fd: REQUESTS, readable: true, writable: false });
     requests = { ref: socket.ref.bind(socket), unref: socket.unref.bind(socket) };
+    socket.emit = socket.emit; // our own copy: a cell may replace the prototype's
     let parts = [];
     socket.on("data", (data) => {
       let from = 0;

@@ -458,6 +458,8 @@ class JavaScript(Case):
         self.ok("2", result="2")
         self.ok("require('fs').writeSync(4, 'garbage\\n{\"nonce\":\"n3\"}\\n'); 3", result="3")
         self.ok("require('inspector').close(); 4", result="4")
+        self.ok("require('events').EventEmitter.prototype.emit = () => {}; 5", result="5")
+        self.ok("6", result="6")
 
     def test_half_a_frame_of_a_cell_hides_no_reply(self):
         self.ok("require('fs').writeSync(4, '{\"nonce\":\"'); 3", result="3")
@@ -468,6 +470,15 @@ class JavaScript(Case):
             self.h.call("process.kill(process.pid, 'SIGWINCH'); 1")
         self.assertEqual(os.waitstatus_to_exitcode(caught.exception.args[0]), 70)
         self.assertIn(b"evaluator of this interpreter is gone", caught.exception.args[1])
+
+    def test_an_exit_beside_an_await_keeps_its_code(self):
+        with self.assertRaises(Dead) as caught:
+            self.h.call("setTimeout(() => process.exit(4), 10); await new Promise(() => {})")
+        self.assertEqual(os.waitstatus_to_exitcode(caught.exception.args[0]), 4)
+
+    def test_a_huge_message_is_cut(self):
+        got = self.fails("throw new Error('x'.repeat(20e6))", "Error")
+        self.assertLess(len(got["error"]["evalue"]), 500_000)
 
     def test_exit_is_an_exit(self):
         with self.assertRaises(Dead) as caught:
