@@ -20,6 +20,9 @@ import traceback
 import types
 from _ast import Expr, Expression
 
+# A copy for the functions below: a cell may replace `str` or `len` in the module.
+__builtins__ = dict(builtins.__dict__)
+
 REQUESTS, EVENTS = 3, 4
 GONE = (errno.EBADF, errno.EPIPE, errno.EINVAL)
 ORDER_ENTRIES_MAX = 10_000

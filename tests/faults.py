@@ -124,7 +124,8 @@ for _ in range(8):
         block = bytearray(b'x') * (100 << 20); time.sleep(60)
 time.sleep(60)""", MEMORY, tenant="m"),
     raised("memory: /dev/shm to its limit", "with open('/dev/shm/x', 'wb') as f:\n  for _ in range(600): f.write(b'x' * (1 << 20))", "OSError: .Errno 28. No space left", tenant="m"),
-    dies("memory: memfd", "import os\nfd = os.memfd_create('x')\nfor _ in range(600): os.write(fd, b'x' * (1 << 20))", MEMORY, tenant="m"),
+    raised("memory: one memfd", "import os\nfd = os.memfd_create('x')\nfor _ in range(600): os.write(fd, b'x' * (1 << 20))", "OSError: .Errno 27. File too large", tenant="m"),
+    dies("memory: memfds", "import os\nfds = [os.memfd_create('x') for _ in range(4)]\nfor n in range(800): os.write(fds[n % 4], b'x' * (1 << 20))", MEMORY, tenant="m"),
     either("memory: shared mapping", "import mmap\nm = mmap.mmap(-1, 1 << 30)\nfor at in range(0, 1 << 30, 4096): m[at] = 1", MEMORY, tenant="m"),
     either("memory: pipes", "import os\nkept = []\nwhile True:\n  p = os.pipe(); kept.append(p); os.set_blocking(p[1], False)\n  try: os.write(p[1], b'x' * (1 << 20))\n  except BlockingIOError: pass", "OSError: .Errno 24. Too many open files|" + MEMORY, tenant="m"),
     # --- disk, inodes, pids, descriptors
@@ -136,7 +137,7 @@ time.sleep(60)""", MEMORY, tenant="m"),
     raised("descriptors", "import os\nwhile True: os.open('/dev/null', 0)", "OSError: .Errno 24. Too many open files"),
     # --- output
     ok("stdout: 1 GB in large writes", "for _ in range(1024): print('x' * (1 << 20))", cut_at_the_cap, timeout=60),
-    hangs("stdout: tiny writes for ever", "import os\nwhile True: os.write(1, b'x')", timeout=2, check=cut_at_the_cap),
+    hangs("stdout: tiny writes for ever", "import os\nwhile True: os.write(1, b'x')", timeout=2, check=lambda answer: 0 < len(answer.stdout) <= 2_000_000),
     ok("stderr: 1 GB in large writes", "import sys\nfor _ in range(1024): sys.stderr.write('x' * (1 << 20))", cut_at_the_cap, timeout=60),
     ok("stdout: 1 GB from a child", "import subprocess\nsubprocess.run(['head', '-c', '1073741824', '/dev/zero']).returncode", cut_at_the_cap, timeout=60),
     ok("a child that writes on after the cell", "import subprocess\nchild = subprocess.Popen(['yes'])\nprint('mine')", timeout=10, after="import os; os.kill(child.pid, 9)"),
@@ -188,11 +189,11 @@ JAVASCRIPT = [
     js(hangs, "SIGSTOP to itself", "process.kill(process.pid, 'SIGSTOP')"),
     js(either, "two hundred busy workers", "const { Worker } = require('worker_threads'); for (let i = 0; i < 200; i++) new Worker('while (1);', { eval: true }); 1",
        TIMEOUT + "|" + MEMORY + "|killed by|Error: ", timeout=2, tenant="m"),
-    js(raised, "three hundred children", "const cp = require('child_process'); for (let i = 0; i < 300; i++) cp.spawnSync('sh', ['-c', 'sleep 100 &'], { stdio: 'ignore' }).error && (() => { throw new Error('no more') })(); 1", "Error: no more", timeout=30),
+    js(raised, "three hundred children", "const cp = require('child_process'); for (let i = 0; i < 300; i++) cp.spawnSync('sh', ['-c', 'sleep 100 &'], { stdio: 'ignore' }).status !== 0 && (() => { throw new Error('no more') })(); 1", "Error: no more", timeout=30),
     js(dies, "heap", "let all = []; while (true) all.push(new Array(1e5).fill(1.5))", MEMORY, timeout=30, tenant="m"),
     js(dies, "buffers", "let all = []; while (true) all.push(Buffer.alloc(16 << 20, 1))", MEMORY, timeout=30, tenant="m"),
     js(raised, "a string too long", "'x'.repeat(2 ** 29)", "RangeError: Invalid string length"),
-    js(ok, "a result of 50 MB", "'x'.repeat(50e6)", lambda answer: 1_900_000 < len(answer.result) < 2_200_000, timeout=30, tenant="m"),
+    js(ok, "a result of 50 MB", "'x'.repeat(50e6)", lambda answer: "more characters" in answer.result, timeout=30, tenant="m"),
     js(either, "an error text of 50 MB", "throw new Error('x'.repeat(50e6))", "Error: x+|" + MEMORY, timeout=30, tenant="m"),
     js(ok, "stdout: 1 GB", "for (let i = 0; i < 1024; i++) process.stdout.write('x'.repeat(1 << 20))", cut_at_the_cap, timeout=60),
     js(ok, "streams destroyed", "process.stdout.destroy(); process.stderr.destroy(); console.log(1)", lambda answer: answer.stdout == "1\n"),
@@ -253,7 +254,7 @@ def judge(answer, fault):
 
 
 SET = {"python": "marked = 1", "javascript": "var marked = 1"}
-ASK = {"python": "import sys as _s; _s.__stdout__.write(str('marked' in globals())) and None", "javascript": "process.stdout.write(String(typeof marked === 'number'))"}
+ASK = {"python": "'marked' in globals()", "javascript": "typeof marked === 'number'"}
 
 
 def guest(client, number, fault):
@@ -271,7 +272,7 @@ def guest(client, number, fault):
         answer = client.run(ASK[fault.language], fault.language, session, timeout=5)
         if fault.kept is None and answer.status != "ok":
             answer = client.run(ASK[fault.language], fault.language, session)  # a broken interpreter is replaced once noticed
-        kept = answer.stdout.lower().endswith("true")
+        kept = (answer.result or "").lower() == "true"
         if answer.http != 200 or answer.status != "ok" or (fault.kept is not None and kept != fault.kept):
             return "afterwards, names %s: %s" % ("kept" if kept else "gone", answer)
         return ""

@@ -160,16 +160,19 @@ def namespaces(pids):
     return len(found)
 
 
-def cgroup_dirs(number):
-    """Our groups in every tree: caisson-N and what lies below."""
-    found = []
-    for top, dirs, _ in os.walk("/sys/fs/cgroup"):
-        if "caisson-%d" % number in dirs:
-            base = os.path.join(top, "caisson-%d" % number)
-            found.extend(os.path.realpath(path) for path, _, _ in os.walk(base))
-            dirs.remove("caisson-%d" % number)
-        dirs[:] = [it for it in dirs if not it.startswith("caisson-")]
-    return set(found)
+def cgroup_bases(launcher, number):
+    """Where the launcher's groups lie: caisson-N below its own group, in every tree."""
+    found = set()
+    with open("/proc/%d/cgroup" % launcher) as f:
+        for line in f:
+            _, controllers, own = line.rstrip("\n").split(":", 2)
+            mounted = [it for it in controllers.split(",") + [controllers] if it] or [".", "unified"]
+            found.update(os.path.normpath("/sys/fs/cgroup/%s/%s/caisson-%d" % (it, own, number)) for it in mounted)
+    return {os.path.realpath(path) for path in found if os.path.isdir(path)}
+
+
+def cgroup_dirs(bases):
+    return {path for base in bases for path, _, _ in os.walk(base)}
 
 
 def loops(below):
@@ -202,7 +205,7 @@ class Daemon(suites.Daemon):
     def __init__(self, name, env=None, args=(), start_s=suites.START_S):
         os.makedirs(suites.LOGS, exist_ok=True)
         super().__init__(name, {"AIO_CODE_BACKEND": "native", **(env or {})}, args, start_s)
-        self.ids = None
+        self.ids, self.cgroups = None, set()
 
     def __enter__(self):
         super().__enter__()
@@ -216,7 +219,8 @@ class Daemon(suites.Daemon):
     def learn(self):
         tree = Tree(self.process.pid)
         self.ids = tree.ids
-        self.number = (self.ids[0] - 0x7000_0000) >> 24 if self.ids else 0
+        number = (self.ids[0] - 0x7000_0000) >> 24 if self.ids else 0
+        self.cgroups |= cgroup_bases(tree.launcher, number) if tree.launcher else set()
 
     def start_again(self):
         """After its supervisor was killed: the same data, the same address."""
@@ -236,7 +240,7 @@ class Daemon(suites.Daemon):
         """What should be gone once it has ended."""
         low, high = self.ids or (0, 0)
         found = ["process %d %s" % (it.pid, " ".join(it.words)[:80]) for it in processes() if low <= it.uid < high]
-        found += ["cgroup " + path for path in cgroup_dirs(self.number)]
+        found += ["cgroup " + path for path in cgroup_dirs(self.cgroups)]
         found += ["loop device of " + path for path in loops(self.scratch)]
         with open("/proc/self/mountinfo") as f:
             found += ["mount " + line.split()[4] for line in f if self.scratch in line]
@@ -259,7 +263,7 @@ class Daemon(suites.Daemon):
             "guest processes": len(tree.guests),
             "guest uids": len({it.uid for it in tree.guests + tree.inits}),
             "namespaces": namespaces(tree.everyone()),
-            "cgroup dirs": len(cgroup_dirs(self.number)),
+            "cgroup dirs": len(cgroup_dirs(self.cgroups)),
             "mounts": mounts(tree.launcher),
             "loop devices": len(loops(self.scratch)),
             "files": files,

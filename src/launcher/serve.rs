@@ -266,8 +266,7 @@ impl Loop {
         let refill = self.refill_due.then(|| self.last_plan + REFILL_QUIET);
         let ready = self.entries.values().any(|entry| matches!(entry.stage, Stage::Ready));
         let linger = ready.then(|| self.traffic.values().map(|last| *last + READY_LINGER).min()).flatten();
-        let spaces =
-            if self.launcher.spaces.open_count() > 0 { Some(Instant::now() + READY_LINGER) } else { None };
+        let spaces = self.launcher.spaces.idle_at();
         let removing = self.removing.front().map(|(_, at)| *at);
         let ending = self.ending.map(|since| since + END_TIMEOUT);
         stages.chain(zygotes).chain(refill).chain(linger).chain(spaces).chain(removing).chain(ending).min()
@@ -277,7 +276,9 @@ impl Loop {
         self.expire_stages(now);
         self.tend_zygotes(now);
         self.retry_removals(now);
-        self.launcher.spaces.close_idle(now);
+        for space in self.launcher.spaces.close_idle(now) {
+            self.launcher.cgroups.remove_space(&space_name(space));
+        }
         if self.ending.is_some() {
             return;
         }

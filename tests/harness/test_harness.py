@@ -224,8 +224,9 @@ class Python(Case):
         self.ok("import os, json, sys, traceback, linecache\nos.write = os.read = json.loads = None\njson.JSONEncoder = None\nsys.modules.clear()")
         self.ok("1 + 1", result="2")
         self.fails("1/0", "ZeroDivisionError")
-        self.ok("import builtins; builtins.print = builtins.repr = builtins.str = builtins.compile = None")
+        self.ok("import builtins; builtins.print = builtins.repr = builtins.str = builtins.compile = builtins.len = builtins.type = None; 3", result="3")
         self.ok("1 + 1", result="2")
+        self.fails("1/0", "ZeroDivisionError")
 
     def test_garbage_on_the_event_pipe_does_not_hang(self):
         self.ok("import os\nos.write(4, b'garbage\\n{\"nonce\":\"n9\"}\\n\\xff\\xfe[[[\\n')\n1", result="1")
