@@ -23,6 +23,7 @@
 
   const REQUESTS = 3;
   const EVENTS = 4;
+  const EXIT_BROKEN = 70;
   const ORDER_ENTRIES_MAX = 10_000;
   const RESULT_CHARS_MAX = 2_100_000;
   const EVALUE_CHARS_MAX = 400_000;
@@ -38,6 +39,8 @@
   const tick = process.nextTick;
   const StringOf = String;
   const nap = Atomics.wait.bind(null, new Int32Array(new SharedArrayBuffer(4)), 0, 0);
+  const { apply } = Reflect;
+  const { then } = Promise.prototype;
   const cwd = process.cwd.bind(process);
   const chdir = process.chdir.bind(process);
   const exit = process.reallyExit ? process.reallyExit.bind(process) : process.exit.bind(process);
@@ -181,7 +184,9 @@
     }
     const ename = clean(safely(() => value.name, "Error"), 1000);
     const evalue = clean(safely(() => value.message, ""), EVALUE_CHARS_MAX);
-    const text = clean(safely(() => inspect(value), `${ename}: ${evalue}`), TRACEBACK_CHARS_MAX);
+    const brief = `${ename}: ${evalue}`;
+    // Copies of a huge message would take the sandbox's memory.
+    const text = evalue.length > EVALUE_CHARS_MAX ? brief : clean(safely(() => inspect(value), brief), TRACEBACK_CHARS_MAX);
     const traceback = withoutOwnFrames(text);
     if (details !== undefined) traceback.unshift(...details);
     return { ename, evalue, traceback };
@@ -368,20 +373,70 @@
     return remote.value;
   }
 
-  function shown(remote) {
-    if (remote.type === "undefined") return null;
-    if (remote.unserializableValue !== undefined) return remote.unserializableValue; // NaN, -0, 5n
-    return clean(inspect(valueOf(remote)), RESULT_CHARS_MAX);
+  // The outcome of a cell whose value is this one.
+  function valued(value) {
+    try {
+      return { result: value === undefined ? null : clean(inspect(value), RESULT_CHARS_MAX), error: null };
+    } catch (error) {
+      return { result: null, error: describe(error) }; // a custom inspect that throws
+    }
+  }
+
+  // A cell whose value is a promise, as of `main()` or an async function called in place, ends when that settles:
+  // its author meant it to. Node itself says when nothing is left that could settle it: the event loop runs empty.
+  // For that our own socket lets go of the loop meanwhile.
+  function untilSettled(promise, done) {
+    const cell = running;
+    const end = (outcome) => {
+      if (cell.abandon === undefined) return; // it settled after all, behind an error that nobody caught
+      cell.abandon = undefined;
+      requests.ref();
+      done(outcome);
+    };
+    cell.abandon = () => end(valued(promise));
+    requests.unref();
+    try {
+      apply(then, promise, [(value) => end(valued(value)), (reason) => end({ result: null, error: describe(reason) })]);
+    } catch (error) {
+      end({ result: null, error: describe(error) }); // a `constructor` that throws
+    }
+  }
+
+  // The error of a cell that V8 could not see to its end; none when this process ends over it.
+  function unevaluated(message) {
+    if (/collected/.test(message)) {
+      const evalue = "what this cell awaits can never come: nothing refers to its promise any more";
+      return { ename: "Error", evalue, traceback: [`Error: ${evalue}`] };
+    }
+    // Node takes its inspector down before it sends itself a signal that looks deadly, `process.kill(-1)` included.
+    // Where we live on there is no evaluating any more: a fresh interpreter serves the session better. A turn later,
+    // because an ordinary exit takes the inspector down as well.
+    later(() => {
+      try {
+        process.stderr.write(`the evaluator of this interpreter is gone (${message})\n`);
+      } finally {
+        exit(EXIT_BROKEN);
+      }
+    });
+    return undefined;
   }
 
   // Calls `done` once with { result, error }.
   function evaluate(code, done) {
     const expression = `${withImports(code)}\n//# sourceURL=${CELL_NAME}`;
     post("Runtime.evaluate", { expression, objectGroup: "cell", replMode: true, awaitPromise: true }, (failure, reply) => {
-      if (failure) return done({ result: null, error: { ename: "Error", evalue: StringOf(failure.message), traceback: [StringOf(failure.message)] } });
+      if (failure) {
+        const error = unevaluated(StringOf(failure.message));
+        return error && done({ result: null, error });
+      }
       const details = reply.exceptionDetails;
       try {
-        if (details === undefined) return done({ result: shown(reply.result), error: null });
+        if (details === undefined) {
+          const { subtype, unserializableValue } = reply.result;
+          if (unserializableValue !== undefined) return done({ result: unserializableValue, error: null }); // NaN, -0, 5n
+          const value = valueOf(reply.result);
+          return subtype === "promise" && running !== null ? untilSettled(value, done) : done(valued(value));
+        }
         const value = details.exception.unserializableValue ?? valueOf(details.exception);
         const syntax = details.exception.className === "SyntaxError" && details.stackTrace === undefined && details.scriptId !== undefined;
         return done({ result: null, error: describe(value, syntax ? place(code, details) : undefined) });
@@ -393,7 +448,8 @@
 
   // --- protocol ----------------------------------------------------------------------------------------------------
 
-  let running = null; // the cell that runs: { request, refused, rejections, finished }
+  let running = null; // the cell that runs: { request, refused, rejections, finished, abandon }
+  let requests; // the socket that request lines come from
   const waiting = [];
 
   function enter(folder) {
@@ -407,7 +463,7 @@
   }
 
   function start(request) {
-    const cell = { request, refused: undefined, rejections: new Map(), finished: false };
+    const cell = { request, refused: undefined, rejections: new Map(), finished: false, abandon: undefined };
     running = cell;
     takeOrder();
     if (typeof request.setup?.cwd === "string") cell.refused = enter(request.setup.cwd);
@@ -441,13 +497,16 @@
   function finish(cell, { result, error }) {
     if (cell.finished) return;
     cell.finished = true;
+    cell.abandon = undefined;
+    requests.ref();
     running = null;
     if (error === null && cell.rejections.size > 0) {
       result = null;
       error = describe(cell.rejections.values().next().value);
     }
     const frame = { nonce: StringOf(cell.request.nonce), event: "done", result, error, order: takeOrder(), refused: cell.refused };
-    writeAll(EVENTS, BufferFrom(`${stringify(frame)}\n`));
+    // The newline before it ends what a cell may have written there, so that ours is not read as its tail.
+    writeAll(EVENTS, BufferFrom(`\n${stringify(frame)}\n`));
     if (waiting.length > 0) start(waiting.shift());
   }
 
@@ -471,11 +530,17 @@
       if (running === null || recorder.muted) complain("Uncaught", error);
       else finish(running, { result: null, error: describe(error) }); // what the cell awaits may never come now
     });
+    process.on("beforeExit", () => {
+      requests.ref();
+      running?.abandon?.();
+    });
     process.on("SIGUSR1", () => {}); // node would open its inspector's port
   }
 
   function listen() {
     const socket = new net.Socket({ fd: REQUESTS, readable: true, writable: false });
+    requests = { ref: socket.ref.bind(socket), unref: socket.unref.bind(socket) };
+    socket.emit = socket.emit; // our own copy: a cell may replace the prototype's
     let parts = [];
     socket.on("data", (data) => {
       let from = 0;

@@ -20,6 +20,9 @@ import traceback
 import types
 from _ast import Expr, Expression
 
+# A copy for the functions below: a cell may replace `str` or `len` in the module.
+__builtins__ = dict(builtins.__dict__)
+
 REQUESTS, EVENTS = 3, 4
 GONE = (errno.EBADF, errno.EPIPE, errno.EINVAL)
 ORDER_ENTRIES_MAX = 10_000
@@ -503,7 +506,8 @@ def answer(session, request):
 
 def done(request, result, error, more):
     nonce = _quote(clean(_str(request.get("nonce")), 200))
-    frame = '{"nonce":%s,"event":"done","result":%s,"error":%s%s}\n' % (nonce, result, error, more)
+    # The newline before it ends what a cell may have written there, so that ours is not read as its tail.
+    frame = '\n{"nonce":%s,"event":"done","result":%s,"error":%s%s}\n' % (nonce, result, error, more)
     return frame.encode("utf-8", "replace")
 
 

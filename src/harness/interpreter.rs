@@ -37,8 +37,9 @@ const HUSH: Duration = Duration::from_millis(1);
 const BULK_BYTES: usize = 32 * 1024;
 /// So many small pieces after a large one are read at once: a flood does not always fill the pipe.
 const PIECES_AFTER_BULK: u32 = 64;
-/// How long the launcher's word on an end is waited for once the events pipe is closed.
-const END_REASON_WAIT: Duration = Duration::from_millis(200);
+/// How long the launcher's word on an end is waited for once the events pipe is closed. It comes at once, unless
+/// the machine is busy taking down what ran out of memory; who closes the pipe and lives on waits for nothing.
+const END_REASON_WAIT: Duration = Duration::from_secs(2);
 /// How long an interpreter may take for a set-up or warm-up frame.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Most bytes that one cell may send on the control pipe.

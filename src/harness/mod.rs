@@ -1,6 +1,7 @@
 //! The line protocol to an interpreter over its two control pipes.
 //!
-//! One JSON object a line, UTF-8, `\n`-terminated, never larger than [`FRAME_BYTES_MAX`]. Descriptors in the
+//! One JSON object a line, UTF-8, `\n`-terminated, never larger than [`FRAME_BYTES_MAX`]; empty lines count for
+//! nothing, and an interpreter sends one before each frame, to end what its cell may have written. Descriptors in the
 //! interpreter: 0 `/dev/null`, 1 and 2 capture pipes, **3 requests (read), 4 events (write)**; 3 and 4 are
 //! close-on-exec. The daemon writes to 3 and reads from 4, 1 and 2.
 //!

@@ -65,7 +65,7 @@ impl Ending {
             Ending::Raised => "raised".to_owned(),
             Ending::TimedOut { .. } => "time limit".to_owned(),
             Ending::Died(Some(End::Exited(code))) => format!("exit code {code}"),
-            Ending::Died(Some(End::Signaled(signal))) => format!("signal {}", signal_name(signal)),
+            Ending::Died(Some(End::Signaled(signal))) => signal_text(signal),
             Ending::Died(Some(End::OutOfMemory)) => "memory limit".to_owned(),
             Ending::Died(Some(End::Ended)) => "ended by the launcher".to_owned(),
             Ending::Died(Some(End::Mismatch)) => "policy".to_owned(),
@@ -100,7 +100,7 @@ impl Ending {
 pub fn death_text(end: Option<End>, memory_mib_max: u64) -> String {
     match end {
         Some(End::Exited(code)) => format!("the interpreter exited with code {code}"),
-        Some(End::Signaled(signal)) => format!("the interpreter was killed by {}", signal_name(signal)),
+        Some(End::Signaled(signal)) => format!("the interpreter was killed by {}", signal_text(signal)),
         Some(End::OutOfMemory) => format!("out of memory (limit {memory_mib_max} MiB)"),
         Some(End::Ended) => "the sandbox was ended".to_owned(),
         Some(End::Mismatch) => "the sandbox did not match its policy and was ended".to_owned(),
@@ -112,9 +112,10 @@ fn timeout_text(timeout: Duration) -> String {
     format!("execution timed out after {}ms; session state was reset", timeout.as_millis())
 }
 
-fn signal_name(signal: u8) -> String {
+fn signal_text(signal: u8) -> String {
     match Signal::try_from(i32::from(signal)) {
-        Ok(signal) => signal.as_str().to_owned(),
+        Ok(known) => format!("signal {signal} ({known})"),
+        // Real-time signals have no name.
         Err(_) => format!("signal {signal}"),
     }
 }
@@ -294,7 +295,7 @@ mod tests {
     fn a_death_says_why() {
         let text = |end| death_text(Some(end), 512);
         assert_eq!(text(End::Exited(3)), "the interpreter exited with code 3");
-        assert_eq!(text(End::Signaled(11)), "the interpreter was killed by SIGSEGV");
+        assert_eq!(text(End::Signaled(11)), "the interpreter was killed by signal 11 (SIGSEGV)");
         assert_eq!(text(End::Signaled(64)), "the interpreter was killed by signal 64");
         assert_eq!(text(End::OutOfMemory), "out of memory (limit 512 MiB)");
     }

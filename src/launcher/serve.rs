@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::wait::WaitPidFlag;
 use nix::unistd::Pid;
 use rustix::event::epoll;
 use rustix::net::RecvFlags;
@@ -266,8 +266,7 @@ impl Loop {
         let refill = self.refill_due.then(|| self.last_plan + REFILL_QUIET);
         let ready = self.entries.values().any(|entry| matches!(entry.stage, Stage::Ready));
         let linger = ready.then(|| self.traffic.values().map(|last| *last + READY_LINGER).min()).flatten();
-        let spaces =
-            if self.launcher.spaces.open_count() > 0 { Some(Instant::now() + READY_LINGER) } else { None };
+        let spaces = self.launcher.spaces.idle_at();
         let removing = self.removing.front().map(|(_, at)| *at);
         let ending = self.ending.map(|since| since + END_TIMEOUT);
         stages.chain(zygotes).chain(refill).chain(linger).chain(spaces).chain(removing).chain(ending).min()
@@ -277,7 +276,9 @@ impl Loop {
         self.expire_stages(now);
         self.tend_zygotes(now);
         self.retry_removals(now);
-        self.launcher.spaces.close_idle(now);
+        for space in self.launcher.spaces.close_idle(now) {
+            self.launcher.cgroups.remove_space(&space_name(space));
+        }
         if self.ending.is_some() {
             return;
         }
@@ -747,14 +748,8 @@ impl Loop {
                 self.begin_end("asked to end");
             }
         }
-        let flags = Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL);
-        loop {
-            match waitpid(None, flags) {
-                Ok(WaitStatus::Exited(pid, status)) => self.on_exit(pid, End::Exited(status as u8)),
-                Ok(WaitStatus::Signaled(pid, signal, _)) => self.on_exit(pid, End::Signaled(signal as u8)),
-                Ok(WaitStatus::StillAlive) | Err(_) => break,
-                Ok(_) => {}
-            }
+        while let Some((pid, end)) = reap_one() {
+            self.on_exit(pid, end);
         }
     }
 
@@ -926,6 +921,23 @@ fn find_guest(shell: &Shell, inits: &HashMap<Pid, u64>, guests: &HashMap<Pid, u6
             let namespace = rustix::fs::stat(format!("/proc/{pid}/ns/pid"));
             namespace.is_ok_and(|stat| stat.st_ino == *wanted)
         })
+}
+
+/// A child that has ended, and how. Not by `nix`: its `waitpid` takes the death by a real-time signal, which is a
+/// guest's to choose, off the kernel's list and answers with an error that names nobody.
+fn reap_one() -> Option<(Pid, End)> {
+    let any_kind = WaitPidFlag::__WALL.bits() as u32;
+    let options =
+        rustix::process::WaitOptions::from_bits_retain(any_kind) | rustix::process::WaitOptions::NOHANG;
+    loop {
+        let (pid, status) = rustix::process::wait(options).ok()??;
+        let end = match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => End::Exited(code as u8),
+            (_, Some(signal)) => End::Signaled(signal as u8),
+            _ => continue,
+        };
+        return Some((Pid::from_raw(pid.as_raw_nonzero().get()), end));
+    }
 }
 
 /// Opens a namespace of this process, to come back to it.

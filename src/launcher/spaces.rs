@@ -107,17 +107,22 @@ impl Spaces {
         Ok([data?, tmp?, home?])
     }
 
-    /// Unmounts what nobody has used for a while. Returns when to look again.
-    pub fn close_idle(&mut self, now: Instant) -> Option<Instant> {
+    /// Unmounts what nobody has used for a while, and names it.
+    pub fn close_idle(&mut self, now: Instant) -> Vec<SpaceId> {
         let due: Vec<SpaceId> = self
             .open
             .iter()
             .filter(|(_, open)| open.users == 0 && now >= open.idle_since + LINGER)
             .map(|(space, _)| *space)
             .collect();
-        for space in due {
-            self.unmount(space);
+        for space in &due {
+            self.unmount(*space);
         }
+        due
+    }
+
+    /// When the next space will have been idle for long enough.
+    pub fn idle_at(&self) -> Option<Instant> {
         self.open.values().filter(|open| open.users == 0).map(|open| open.idle_since + LINGER).min()
     }
 

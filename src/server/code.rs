@@ -121,4 +121,6 @@ pub struct EngineStats {
     pub slots_ready: Vec<(Profile, usize)>,
     pub sessions: usize,
     pub cells_running: usize,
+    /// Sandboxes with an interpreter, slots included.
+    pub sandboxes_live: usize,
 }

@@ -99,6 +99,7 @@ fn health_body(state: &AppState) -> Value {
         "revision": revision(),
         "posture": hello.as_deref().map(posture_table),
         "slots": { "max": stats.slots_max, "ready": ready },
+        "sandboxes": { "live": stats.sandboxes_live },
         "warnings": public_warnings(hello.as_deref(), state.config()),
     })
 }

@@ -1,7 +1,7 @@
 //! Listeners, connections and their end.
 //!
-//! Shutting down: accepting stops, requests that come on live connections are answered 503, running
-//! ones get [`DRAIN_MAX`], then what is left of the connections closes.
+//! Shutting down: requests that come are answered 503, running ones get [`DRAIN_MAX`], then accepting stops and
+//! what is left of the connections closes.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -69,14 +69,15 @@ pub async fn serve(
     }
     shutdown.cancelled().await;
     state.lifecycle().drain();
-    accepting.shutdown().await;
-    tracing::info!("no longer accepting; finishing what runs");
+    tracing::info!("finishing what runs; new requests are refused");
     if tokio::time::timeout(DRAIN_MAX, state.lifecycle().idle()).await.is_err() {
         tracing::warn!(
             seconds = DRAIN_MAX.as_secs(),
             "requests still ran when their time to finish was over"
         );
     }
+    // Only now: a caller who is not accepted would wait for an answer that nobody gives.
+    accepting.shutdown().await;
     let graceful = Arc::into_inner(graceful).expect("only the accepting tasks shared it, and they ended");
     let flushed = tokio::time::timeout(FLUSH_MAX, graceful.shutdown()).await;
     if flushed.is_err() {

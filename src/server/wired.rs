@@ -79,6 +79,7 @@ impl CodeEngine for Wired {
             slots_ready: stats.slots.ready,
             sessions: stats.sessions,
             cells_running: stats.cells_running,
+            sandboxes_live: stats.sandboxes_live,
         }
     }
 }

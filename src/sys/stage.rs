@@ -60,6 +60,8 @@ fn become_stage(stage: &Stage<'_>, words: &[CString]) -> io::Error {
         }
         // The supervisor reads its signals from a descriptor and has them blocked.
         raw::unblock_signals().map_err(errno)?;
+        // A terminal's Ctrl-C is for the supervisor: it lets the daemon finish before the launcher ends.
+        nix::unistd::setsid()?;
         (stage.before)()?;
         let mut number = FIRST_DESCRIPTOR;
         for copy in parked {

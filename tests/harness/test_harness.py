@@ -224,11 +224,16 @@ class Python(Case):
         self.ok("import os, json, sys, traceback, linecache\nos.write = os.read = json.loads = None\njson.JSONEncoder = None\nsys.modules.clear()")
         self.ok("1 + 1", result="2")
         self.fails("1/0", "ZeroDivisionError")
-        self.ok("import builtins; builtins.print = builtins.repr = builtins.str = builtins.compile = None")
+        self.ok("import builtins; builtins.print = builtins.repr = builtins.str = builtins.compile = builtins.len = builtins.type = None; 3", result="3")
         self.ok("1 + 1", result="2")
+        self.fails("1/0", "ZeroDivisionError")
 
     def test_garbage_on_the_event_pipe_does_not_hang(self):
         self.ok("import os\nos.write(4, b'garbage\\n{\"nonce\":\"n9\"}\\n\\xff\\xfe[[[\\n')\n1", result="1")
+
+    def test_half_a_frame_of_a_cell_hides_no_reply(self):
+        self.ok("import os\nos.write(4, b'{\"nonce\":\"')\n1", result="1")
+        self.ok("os.write(4, b'\\0' * 1000)", result="1000")
 
     def test_closing_everything_ends_the_session_only(self):
         with self.assertRaises(Dead):
@@ -321,7 +326,7 @@ class JavaScript(Case):
         self.ok("new A()", result="A {}")
         self.ok("'s'", result="'s'")
         self.ok("[-0, NaN, 5n, Symbol('q'), null]", result="[ -0, NaN, 5n, Symbol(q), null ]")
-        for code, result in (("-0", "-0"), ("5n", "5n"), ("Symbol('q')", "Symbol(q)"), ("null", "null"), ("({a: 1})", "{ a: 1 }"), ("f", "[Function: f]"), ("Promise.resolve(3)", "Promise { 3 }"), ("true", "true")):
+        for code, result in (("-0", "-0"), ("5n", "5n"), ("Symbol('q')", "Symbol(q)"), ("null", "null"), ("({a: 1})", "{ a: 1 }"), ("f", "[Function: f]"), ("Promise.resolve(3)", "3"), ("true", "true")):
             self.ok(code, result=result)
 
     def test_names_are_declared_anew(self):
@@ -386,6 +391,36 @@ class JavaScript(Case):
         self.ok("4", result="4")
         del got
 
+    def test_a_promise_as_value_is_awaited(self):
+        self.ok("(async () => { await new Promise((r) => setTimeout(r, 50)); console.log('in'); return 5 })()", "in\n", "5")
+        self.assertIsNone(self.ok("async function main() { await null }\nmain()")["result"])
+        self.ok("class P extends Promise {}\nnew P((r) => setTimeout(() => r(NaN), 10))", result="NaN")
+        self.fails("Promise.reject(new TypeError('no'))", "TypeError", "no")
+        self.fails("new Promise((_, reject) => setTimeout(() => reject('late'), 10))", "Error", "'late'")
+        self.fails("new Promise(() => setTimeout(() => { throw new Error('beside') }, 10))", "Error", "beside")
+        self.fails("Promise.resolve({ [require('util').inspect.custom]() { throw new TypeError('no') } })", "TypeError", "no")
+        # Work that no list of active resources shows: the thread pool's, the compiler's, a worker's, a child's.
+        self.ok("new Promise((r) => require('crypto').pbkdf2('a', 'b', 2e5, 64, 'sha512', (e, k) => r(k.length)))", result="64")
+        self.ok("new Promise((r) => require('zlib').gzip(Buffer.alloc(1e7), (e, b) => r(e)))", result="null")
+        self.ok("WebAssembly.compile(new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0])).then((m) => m instanceof WebAssembly.Module)", result="true")
+        self.ok("new Promise((r) => new (require('worker_threads').Worker)('require(\"worker_threads\").parentPort.postMessage(9)', { eval: true }).on('message', r))", result="9")
+        self.ok("new Promise((r) => require('child_process').exec('sleep 0.1; echo hi', (e, out) => r(out)))", result="'hi\\n'")
+
+    def test_a_promise_that_nothing_can_settle_is_shown(self):
+        self.ok("new Promise(() => {})", result="Promise { <pending> }")
+        self.ok("setInterval(() => {}, 1000).unref(); new Promise(() => {})", result="Promise { <pending> }")
+        self.ok("const p = new Promise(() => {}); p.then(() => 1)", result="Promise { <pending> }")
+        self.ok("globalThis.settle = null; const q = new Promise((r) => { settle = r }); 1", result="1")
+        self.ok("settle(4); q", result="4")
+        self.ok("new Promise(() => {})", warm="(async () => 1)()", result="Promise { <pending> }")
+        # What an earlier cell left running may settle it.
+        self.ok("let pinged; setInterval(() => pinged?.('tick'), 20); 1", result="1")
+        self.ok("new Promise((r) => { pinged = r })", result="'tick'")
+
+    def test_timers_and_servers_hold_no_cell(self):
+        self.ok("setTimeout(() => {}, 60000); require('net').createServer().listen(0, '127.0.0.1'); 1", result="1")
+        self.ok("2", result="2")
+
     def test_timers_run_between_cells(self):
         import time
 
@@ -424,6 +459,27 @@ class JavaScript(Case):
         self.ok("2", result="2")
         self.ok("require('fs').writeSync(4, 'garbage\\n{\"nonce\":\"n3\"}\\n'); 3", result="3")
         self.ok("require('inspector').close(); 4", result="4")
+        self.ok("require('events').EventEmitter.prototype.emit = () => {}; 5", result="5")
+        self.ok("6", result="6")
+
+    def test_half_a_frame_of_a_cell_hides_no_reply(self):
+        self.ok("require('fs').writeSync(4, '{\"nonce\":\"'); 3", result="3")
+
+    def test_a_lost_evaluator_ends_the_interpreter(self):
+        # Node closes its inspector although the signal is ignored.
+        with self.assertRaises(Dead) as caught:
+            self.h.call("process.kill(process.pid, 'SIGWINCH'); 1")
+        self.assertEqual(os.waitstatus_to_exitcode(caught.exception.args[0]), 70)
+        self.assertIn(b"evaluator of this interpreter is gone", caught.exception.args[1])
+
+    def test_an_exit_beside_an_await_keeps_its_code(self):
+        with self.assertRaises(Dead) as caught:
+            self.h.call("setTimeout(() => process.exit(4), 10); await new Promise(() => {})")
+        self.assertEqual(os.waitstatus_to_exitcode(caught.exception.args[0]), 4)
+
+    def test_a_huge_message_is_cut(self):
+        got = self.fails("throw new Error('x'.repeat(20e6))", "Error")
+        self.assertLess(len(got["error"]["evalue"]), 500_000)
 
     def test_exit_is_an_exit(self):
         with self.assertRaises(Dead) as caught:
