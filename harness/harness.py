@@ -40,7 +40,7 @@ HERE = (lambda: 0).__code__.co_filename
 OWN_ENTRIES = ("evaluate", "drive")  # what cell code is called from
 
 _read, _write, _exit, _getpid, _chdir = os.read, os.write, os._exit, os.getpid, os.chdir
-_access = os.access
+_access, _set_inheritable = os.access, os.set_inheritable
 _poll, _scan, _quote = select.poll, json.JSONDecoder().scan_once, json.encoder.encode_basestring
 _print, _compile, _eval, _repr, _str = builtins.print, compile, eval, repr, str
 _settrace, _gettrace, _setprofile, _getprofile = sys.settrace, sys.gettrace, sys.setprofile, sys.getprofile
@@ -531,7 +531,7 @@ def enter(cwd):
 def own_descriptors():
     for fd in (REQUESTS, EVENTS):
         try:
-            os.set_inheritable(fd, False)
+            _set_inheritable(fd, False)
         except OSError:
             _exit(70)
 
@@ -569,12 +569,11 @@ def prepare():
     return _session
 
 
-def serve(is_fork=False):
+def serve():
     """Answers requests until the daemon closes descriptor 3. Never returns."""
     session = prepare()
     session.pid = _getpid()
-    if not is_fork:
-        own_descriptors()
+    own_descriptors()
     if _access(_user_site, 0):
         add_user_site()
     requests = Requests()
@@ -605,6 +604,7 @@ def rehearse(codes):
     try:
         for fd in (answers, heard):
             os.set_blocking(fd, False)
+        own_descriptors()
         session = Session(out, out)
         session.install()
         requests = Requests()

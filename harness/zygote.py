@@ -493,7 +493,7 @@ def main():
         os._exit(0)
     after()
     become(reseeds, names, getuid, hooks)
-    harness.serve(is_fork=True)
+    harness.serve()
 
 
 if __name__ == "__main__":

@@ -122,6 +122,12 @@ class Zygote(unittest.TestCase):
             seen.update(drawn)
             fork.close()
 
+    def test_programs_inherit_no_control_pipe(self):
+        channel, _ = self.serve("python")
+        fork = Fork(channel)
+        self.assertEqual(fork.call("import os; [os.get_inheritable(fd) for fd in range(5)]")["result"], "[True, True, True, False, False]")
+        fork.close()
+
     def test_a_guest_that_forks_finds_the_hooks_in_place(self):
         channel, _ = self.serve("python")
         fork = Fork(channel)
