@@ -266,7 +266,8 @@ impl Loop {
         let refill = self.refill_due.then(|| self.last_plan + REFILL_QUIET);
         let ready = self.entries.values().any(|entry| matches!(entry.stage, Stage::Ready));
         let linger = ready.then(|| self.traffic.values().map(|last| *last + READY_LINGER).min()).flatten();
-        let spaces = if self.launcher.spaces.open_count() > 0 { Some(Instant::now() + READY_LINGER) } else { None };
+        let spaces =
+            if self.launcher.spaces.open_count() > 0 { Some(Instant::now() + READY_LINGER) } else { None };
         let removing = self.removing.front().map(|(_, at)| *at);
         let ending = self.ending.map(|since| since + END_TIMEOUT);
         stages.chain(zygotes).chain(refill).chain(linger).chain(spaces).chain(removing).chain(ending).min()
@@ -297,6 +298,9 @@ impl Loop {
             .map(|(id, _)| *id)
             .collect();
         for id in late {
+            if self.entries.get(&id).is_some_and(|entry| matches!(entry.stage, Stage::Confining { .. })) {
+                self.distrust_maker(id, "its child did not come");
+            }
             let source = io::Error::from(io::ErrorKind::TimedOut);
             self.fail(id, &StepError { step: Step::Timeout, source });
         }
@@ -353,6 +357,10 @@ impl Loop {
         match request {
             Request::Launch { seq, plan } => self.on_launch(Order { seq, plan, retried: false }),
             Request::End { sandbox, .. } => self.end_sandbox(sandbox.0),
+            Request::DeleteSpace { seq, space } if space.0 == 0 => {
+                // Ours, for the measurement at the start.
+                self.reply(&Reply::SpaceDeleted { seq, errno: rustix::io::Errno::INVAL.raw_os_error() }, &[]);
+            }
             Request::DeleteSpace { seq, space } => self.delete_space(seq, space),
         }
     }
@@ -399,7 +407,8 @@ impl Loop {
             Profile::Python | Profile::PythonData => self.launcher.python,
             Profile::Node => self.launcher.node.is_some(),
         };
-        let waiting = self.entries.values().filter(|entry| matches!(entry.stage, Stage::Booting { .. })).count();
+        let waiting =
+            self.entries.values().filter(|entry| matches!(entry.stage, Stage::Booting { .. })).count();
         match () {
             () if self.ending.is_some() => refuse(rustix::io::Errno::SHUTDOWN),
             () if plan.space.0 == 0 => refuse(rustix::io::Errno::INVAL),
@@ -407,7 +416,9 @@ impl Loop {
                 refuse(rustix::io::Errno::INVAL)
             }
             () if !known => refuse(rustix::io::Errno::NOENT),
-            () if self.deleting.iter().any(|(_, space)| *space == plan.space) => refuse(rustix::io::Errno::BUSY),
+            () if self.deleting.iter().any(|(_, space)| *space == plan.space) => {
+                refuse(rustix::io::Errno::BUSY)
+            }
             () if self.entries.len() >= SANDBOXES_MAX || waiting >= WAITING_MAX => {
                 refuse(rustix::io::Errno::AGAIN)
             }
@@ -595,6 +606,11 @@ impl Loop {
                     self.fail(id, &error);
                 }
             }
+            Err(error) if error.step == Step::Zygote && !order.retried => {
+                self.distrust_maker(id, "it took no job");
+                self.kill(id);
+                self.on_launch(Order { retried: true, ..order });
+            }
             Err(error) => {
                 self.refuse(order.seq, &error);
                 self.kill(id);
@@ -666,13 +682,15 @@ impl Loop {
         let order = *order;
         let shell = &entry.shell;
         let Some(guest) = find_guest(shell, &self.inits, &self.guests) else {
+            self.distrust_maker(id, "its child is not where it says");
             self.fail(id, &StepError { step: Step::Release, source: rustix::io::Errno::SRCH.into() });
             return;
         };
         let account = usize::from(order.plan.account.0);
         match release::verify(guest, shell, &self.launcher.rules, account, &self.own_namespaces) {
             Ok(attestation) => {
-                let Stage::Confining { ends, .. } = mem::replace(&mut entry.stage, Stage::Live { guest }) else {
+                let Stage::Confining { ends, .. } = mem::replace(&mut entry.stage, Stage::Live { guest })
+                else {
                     return;
                 };
                 entry.announced = true;
@@ -688,6 +706,7 @@ impl Loop {
             }
             Err(mismatch) => {
                 tracing::error!(sandbox = id, %guest, %mismatch, "alarm: confinement does not match");
+                self.distrust_maker(id, "its child is not confined");
                 self.fail(id, &StepError { step: Step::Release, source: rustix::io::Errno::PERM.into() });
             }
         }
@@ -841,8 +860,7 @@ impl Loop {
     fn start_zygote(&mut self, index: usize) {
         let uid = self.launcher.leases.zygote();
         let Launcher { nurseries, rules, maker, zygote_cgroup, python_flags, .. } = &mut self.launcher;
-        let ground =
-            Ground { template: maker.template.as_fd(), rules, cgroup: zygote_cgroup, python_flags };
+        let ground = Ground { template: maker.template.as_fd(), rules, cgroup: zygote_cgroup, python_flags };
         let started = nurseries[index].start(&ground, uid);
         if let Err(error) = started {
             tracing::error!(%error, "zygote not started");
@@ -857,15 +875,32 @@ impl Loop {
     }
 
     fn on_zygote(&mut self, index: usize) {
-        let Some(zygote) = self.launcher.nurseries[index].current.as_mut() else { return };
+        let nursery = &mut self.launcher.nurseries[index];
+        let Some(zygote) = nursery.current.as_mut() else { return };
         let first_word = !zygote.serving && zygotes::read_ready(&zygote.socket);
         if first_word {
             zygote.serving = true;
+            nursery.served = true;
             let millis = zygote.started.elapsed().as_millis();
             tracing::info!(pid = %zygote.pid, millis, "zygote serves");
         } else {
             // Its end, or a word it should not say: it serves no longer.
+            zygote.condemned = true;
             let _ = epoll::delete(&self.epoll, &zygote.socket);
+            let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
+        }
+    }
+
+    /// Ends the zygote that was to fill this shell: it hangs, or what it made is not what it was told to make,
+    /// and every further job would go the same way. Its successor, or an exec until then, serves instead.
+    fn distrust_maker(&mut self, id: u64, why: &str) {
+        let Some(owner) = self.entries.get(&id).map(|entry| entry.shell.owner) else { return };
+        let zygotes = self.launcher.nurseries.iter_mut().filter_map(|nursery| nursery.current.as_mut());
+        for zygote in zygotes.filter(|zygote| zygote.uid == owner) {
+            tracing::error!(pid = %zygote.pid, why, "alarm: zygote ended");
+            zygote.condemned = true;
+            let _ = epoll::delete(&self.epoll, &zygote.socket);
+            // Gone already is what we want; its guests are not its children.
             let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
         }
     }
@@ -897,7 +932,8 @@ impl Loop {
     }
 
     fn until_zygotes_serve(&mut self) -> io::Result<()> {
-        let settled = |nursery: &Nursery| nursery.given_up || nursery.serving().is_some();
+        // One that served and ended again must not hold up the greeting.
+        let settled = |nursery: &Nursery| nursery.given_up || nursery.served;
         while self.ending.is_none() && !self.launcher.nurseries.iter().all(settled) {
             self.turn()?;
         }

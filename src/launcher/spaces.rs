@@ -30,6 +30,9 @@ pub struct SpaceLimits {
 
 /// How long an unused space stays mounted.
 const LINGER: Duration = Duration::from_secs(60);
+/// How long the folder may be another launcher's, and an image in use by a mount that is going away.
+const FOLDER_WAIT: Duration = Duration::from_secs(10);
+const IMAGE_WAIT: Duration = Duration::from_secs(2);
 /// What ext4 needs beside the files: inode tables, journal, group descriptors.
 const OVERHEAD_BYTES: u64 = 20 * 1024 * 1024;
 /// Megabytes of journal: a kill of the machine costs a replay, not the files.
@@ -48,6 +51,8 @@ pub struct Spaces {
     mounts: PathBuf,
     limits: SpaceLimits,
     open: HashMap<SpaceId, Open>,
+    /// Held for life: two launchers over one folder would mount the same images.
+    _lock: File,
 }
 
 #[derive(Debug)]
@@ -65,7 +70,11 @@ impl Spaces {
             fs::create_dir_all(folder)?;
             fs::set_permissions(folder, Permissions::from_mode(0o700))?;
         }
-        let spaces = Spaces { images, mounts, limits, open: HashMap::new() };
+        let lock =
+            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(dir.join("lock"))?;
+        // A launcher that has lost its daemon needs a moment to end.
+        lock_within(&lock, FOLDER_WAIT)?;
+        let spaces = Spaces { images, mounts, limits, open: HashMap::new(), _lock: lock };
         spaces.sweep()?;
         Ok(spaces)
     }
@@ -164,8 +173,7 @@ impl Spaces {
     fn format(&self, space: SpaceId) -> io::Result<()> {
         let image = self.image(space);
         let temporary = image.with_extension("new");
-        let file =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
         file.set_len(self.limits.bytes + OVERHEAD_BYTES)?;
         drop(file);
         let status = Command::new("/sbin/mke2fs")
@@ -211,6 +219,9 @@ impl Spaces {
 
     fn mount_image(&self, image: &Path, space: SpaceId) -> io::Result<()> {
         let file = File::options().read(true).write(true).custom_flags(0o400_000).open(image)?;
+        // The loop device keeps this open file, and so the lock, until it is detached: an image whose last
+        // mount is still dying, with a guest of a killed launcher, is not mounted a second time beside it.
+        lock_within(&file, IMAGE_WAIT)?;
         let (device, path) = loopdev::attach(file.as_fd())?;
         let point = self.point(space);
         match fs::create_dir(&point) {
@@ -243,6 +254,21 @@ impl Spaces {
         let attributes = Attributes { no_suid: true, no_dev: true, id_map, ..Attributes::default() };
         set_attributes(tree.as_fd(), attributes)?;
         Ok(tree)
+    }
+}
+
+/// Takes the lock, or says after a while that somebody else has it.
+fn lock_within(file: &File, max: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + max;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(fs::TryLockError::WouldBlock) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(fs::TryLockError::WouldBlock) => return Err(io::Error::from_raw_os_error(libc_ebusy())),
+            Err(fs::TryLockError::Error(error)) => return Err(error),
+        }
     }
 }
 

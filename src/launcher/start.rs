@@ -69,13 +69,12 @@ pub struct Started {
 
 /// Prepares everything. Runs as pid 1 of a pid namespace and in a mount namespace of its own, as root.
 pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError> {
-    settle().during("settle into the launcher's namespaces")?;
+    let unraised = settle().during("settle into the launcher's namespaces")?;
     let abi = raw::landlock_abi().unwrap_or(0);
     let rules = Rules::load(settings, abi)?;
     let mut leases = Leases::take().during("take a range of user ids")?;
     let (cgroups, found) = Cgroups::open(&format!("caisson-{}", leases.range()));
-    let mut spaces =
-        Spaces::new(&settings.state_dir, settings.space).during("open the folder of spaces")?;
+    let mut spaces = Spaces::new(&settings.state_dir, settings.space).during("open the folder of spaces")?;
     let runtimes = Runtimes::find(settings);
     let point = settings.state_dir.join("template");
     fs::create_dir_all(&point).during("make the template's mount point")?;
@@ -94,19 +93,15 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         return Ok(Started { report, launcher: None });
     }
     let python_flags = python_flags(python.as_ref());
-    let node_start = node
-        .as_ref()
-        .map(|node| NodeStart { binary: node.binary.clone(), flags: node_flags(&node.version) });
-    let profiles: &[Profile] = if python.is_some() && !settings.zygotes_off {
-        &[Profile::Python, Profile::PythonData]
-    } else {
-        &[]
-    };
+    let node_start =
+        node.as_ref().map(|node| NodeStart { binary: node.binary.clone(), flags: node_flags(&node.version) });
+    let profiles: &[Profile] =
+        if python.is_some() && !settings.zygotes_off { &[Profile::Python, Profile::PythonData] } else { &[] };
     let hello = Hello {
         posture: report.clone(),
         accounts: rules.accounts.iter().map(|account| account.name.clone()).collect(),
         warm: Vec::new(),
-        warnings: warnings(&found),
+        warnings: [warnings(&found), unraised].concat(),
         python: python.clone(),
         node,
     };
@@ -129,8 +124,9 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
     Ok(Started { report, launcher: Some(launcher) })
 }
 
-/// A private mount tree, a `/proc` of our own pid namespace, limits that bind nobody but ourselves.
-fn settle() -> io::Result<()> {
+/// A private mount tree, a `/proc` of our own pid namespace, limits that bind nobody but ourselves. Returns
+/// what an operator should know.
+fn settle() -> io::Result<Vec<String>> {
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(None::<&str>, "/", None::<&str>, private, None::<&str>)?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
@@ -148,21 +144,24 @@ fn settle() -> io::Result<()> {
     }
     let (_, hard) = Resource::NOFILE.get()?;
     Resource::NOFILE.set(hard, hard)?;
-    raise_inotify();
-    Ok(())
+    Ok(raise_inotify())
 }
 
-/// A failure is no error: `doctor` tells.
-fn raise_inotify() {
+/// A failure is no error, but a guest can then take a neighbour's share: the warnings tell.
+fn raise_inotify() -> Vec<String> {
+    let mut warnings = Vec::new();
     for (name, wanted) in INOTIFY {
         let path = format!("/proc/sys/user/{name}");
         let current = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u64>().ok());
-        if current.is_some_and(|current| current < wanted)
+        if let Some(current) = current.filter(|current| *current < wanted)
             && let Err(error) = fs::write(&path, wanted.to_string())
         {
-            tracing::warn!(path, %error, "inotify limit of the host not raised");
+            warnings.push(format!(
+                "{path} is {current} and could not be raised to {wanted} ({error}): all sandboxes of a zygote share it"
+            ));
         }
     }
+    warnings
 }
 
 /// A file in memory that nobody can change any more.
@@ -230,10 +229,8 @@ impl Runtimes {
             let host_binary = host.to_string_lossy().into_owned();
             Some(RuntimeReport { binary: binary.to_owned(), version, host_binary })
         };
-        let python = self
-            .python
-            .as_ref()
-            .and_then(|env| report("/opt/python/bin/python3", &env.join("bin/python3")));
+        let python =
+            self.python.as_ref().and_then(|env| report("/opt/python/bin/python3", &env.join("bin/python3")));
         let node = self.node.as_ref().and_then(|(host, inside)| report(inside, host));
         (python, node)
     }
