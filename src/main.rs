@@ -10,6 +10,7 @@ use caisson::cli::{Cli, Command, ConfigArgs, DoctorArgs, InternalArgs, Lang, Run
 use caisson::config::{Config, FileText, Flags, Layers, Surroundings};
 use caisson::daemon::{self, DaemonStart};
 use caisson::engine::Language;
+use caisson::launcher::rules::Rules;
 use caisson::launcher::start;
 use caisson::supervisor::stages::{self, Account, LauncherStart};
 use caisson::supervisor::{self, ServeError, Supervisor};
@@ -80,6 +81,9 @@ fn search_path() -> String {
 fn serve(args: &ServeArgs) -> Result<u8, Failed> {
     let (config, _) = load(&args.flags(), args.settings.config.as_deref())?;
     with_code(config.check_exposure().map_err(anyhow::Error::from), exit::USAGE)?;
+    let settings = supervisor::resolve::settings(&config, &search_path());
+    // The launcher loads them for itself; here a fault ends the start instead of one launcher after the other.
+    with_code(Rules::load(&settings, 0).map_err(anyhow::Error::from), exit::USAGE)?;
     telemetry::init(&config.log_level, config.log_format)?;
     let mut listeners = Vec::new();
     for address in &config.listen {
@@ -98,7 +102,7 @@ fn serve(args: &ServeArgs) -> Result<u8, Failed> {
     };
     let supervisor = Supervisor {
         listeners,
-        settings: supervisor::resolve::settings(&config, &search_path()),
+        settings,
         daemon_config: serde_json::to_vec(&start)?,
         log: config.log_level.clone(),
         account,

@@ -55,6 +55,10 @@ pub fn verify(
     if field("Seccomp")? != "2" || filters.parse() != Ok(wanted) {
         return Err(format!("{filters} seccomp filters, not {wanted}"));
     }
+    // Compared in pairs below: a list that is short would leave the rest unseen.
+    if own.len() != NAMESPACES.len() || shell.inodes.len() != NAMESPACES.len() {
+        return Err("the namespaces to compare with are not known".to_owned());
+    }
     let inodes = inodes(&pid.to_string()).map_err(|error| error.to_string())?;
     let mut namespaces = 0;
     for (((_, name), inode), (ours, shells)) in

@@ -299,6 +299,9 @@ impl Loop {
             .map(|(id, _)| *id)
             .collect();
         for id in late {
+            if self.entries.get(&id).is_some_and(|entry| matches!(entry.stage, Stage::Confining { .. })) {
+                self.distrust_maker(id, "its child did not come");
+            }
             let source = io::Error::from(io::ErrorKind::TimedOut);
             self.fail(id, &StepError { step: Step::Timeout, source });
         }
@@ -352,6 +355,10 @@ impl Loop {
         match request {
             Request::Launch { seq, plan } => self.on_launch(Order { seq, plan, retried: false }),
             Request::End { sandbox, .. } => self.end_sandbox(sandbox.0),
+            Request::DeleteSpace { seq, space } if space.0 == 0 => {
+                // Ours, for the measurement at the start.
+                self.reply(&Reply::SpaceDeleted { seq, errno: rustix::io::Errno::INVAL.raw_os_error() }, &[]);
+            }
             Request::DeleteSpace { seq, space } => self.delete_space(seq, space),
         }
     }
@@ -597,6 +604,11 @@ impl Loop {
                     self.fail(id, &error);
                 }
             }
+            Err(error) if error.step == Step::Zygote && !order.retried => {
+                self.distrust_maker(id, "it took no job");
+                self.kill(id);
+                self.on_launch(Order { retried: true, ..order });
+            }
             Err(error) => {
                 self.refuse(order.seq, &error);
                 self.kill(id);
@@ -668,6 +680,7 @@ impl Loop {
         let order = *order;
         let shell = &entry.shell;
         let Some(guest) = find_guest(shell, &self.inits, &self.guests) else {
+            self.distrust_maker(id, "its child is not where it says");
             self.fail(id, &StepError { step: Step::Release, source: rustix::io::Errno::SRCH.into() });
             return;
         };
@@ -691,6 +704,7 @@ impl Loop {
             }
             Err(mismatch) => {
                 tracing::error!(sandbox = id, %guest, %mismatch, "alarm: confinement does not match");
+                self.distrust_maker(id, "its child is not confined");
                 self.fail(id, &StepError { step: Step::Release, source: rustix::io::Errno::PERM.into() });
             }
         }
@@ -853,15 +867,32 @@ impl Loop {
     }
 
     fn on_zygote(&mut self, index: usize) {
-        let Some(zygote) = self.launcher.nurseries[index].current.as_mut() else { return };
+        let nursery = &mut self.launcher.nurseries[index];
+        let Some(zygote) = nursery.current.as_mut() else { return };
         let first_word = !zygote.serving && zygotes::read_ready(&zygote.socket);
         if first_word {
             zygote.serving = true;
+            nursery.served = true;
             let millis = zygote.started.elapsed().as_millis();
             tracing::info!(pid = %zygote.pid, millis, "zygote serves");
         } else {
             // Its end, or a word it should not say: it serves no longer.
+            zygote.condemned = true;
             let _ = epoll::delete(&self.epoll, &zygote.socket);
+            let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
+        }
+    }
+
+    /// Ends the zygote that was to fill this shell: it hangs, or what it made is not what it was told to make,
+    /// and every further job would go the same way. Its successor, or an exec until then, serves instead.
+    fn distrust_maker(&mut self, id: u64, why: &str) {
+        let Some(owner) = self.entries.get(&id).map(|entry| entry.shell.owner) else { return };
+        let zygotes = self.launcher.nurseries.iter_mut().filter_map(|nursery| nursery.current.as_mut());
+        for zygote in zygotes.filter(|zygote| zygote.uid == owner) {
+            tracing::error!(pid = %zygote.pid, why, "alarm: zygote ended");
+            zygote.condemned = true;
+            let _ = epoll::delete(&self.epoll, &zygote.socket);
+            // Gone already is what we want; its guests are not its children.
             let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
         }
     }
@@ -893,7 +924,8 @@ impl Loop {
     }
 
     fn until_zygotes_serve(&mut self) -> io::Result<()> {
-        let settled = |nursery: &Nursery| nursery.given_up || nursery.serving().is_some();
+        // One that served and ended again must not hold up the greeting.
+        let settled = |nursery: &Nursery| nursery.given_up || nursery.served;
         while self.ending.is_none() && !self.launcher.nurseries.iter().all(settled) {
             self.turn()?;
         }

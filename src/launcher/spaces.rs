@@ -32,6 +32,9 @@ pub struct SpaceLimits {
 
 /// How long an unused space stays mounted.
 const LINGER: Duration = Duration::from_secs(60);
+/// How long the folder may be another launcher's, and an image in use by a mount that is going away.
+const FOLDER_WAIT: Duration = Duration::from_secs(10);
+const IMAGE_WAIT: Duration = Duration::from_secs(2);
 /// What ext4 needs beside the files: inode tables, journal, group descriptors.
 const OVERHEAD_BYTES: u64 = 20 * 1024 * 1024;
 /// Megabytes of journal: a kill of the machine costs a replay, not the files.
@@ -52,6 +55,8 @@ pub struct Spaces {
     as_images: bool,
     limits: SpaceLimits,
     open: HashMap<SpaceId, Open>,
+    /// Held for life: two launchers over one folder would mount the same images.
+    _lock: File,
 }
 
 #[derive(Debug)]
@@ -69,7 +74,11 @@ impl Spaces {
             fs::create_dir_all(folder)?;
             fs::set_permissions(folder, Permissions::from_mode(0o700))?;
         }
-        let spaces = Spaces { images, mounts, as_images, limits, open: HashMap::new() };
+        let lock =
+            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(dir.join("lock"))?;
+        // A launcher that has lost its daemon needs a moment to end.
+        lock_within(&lock, FOLDER_WAIT)?;
+        let spaces = Spaces { images, mounts, as_images, limits, open: HashMap::new(), _lock: lock };
         spaces.sweep()?;
         Ok(spaces)
     }
@@ -249,6 +258,9 @@ impl Spaces {
 
     fn mount_image(&self, image: &Path, space: SpaceId) -> io::Result<()> {
         let file = File::options().read(true).write(true).custom_flags(0o400_000).open(image)?;
+        // The loop device keeps this open file, and so the lock, until it is detached: an image whose last
+        // mount is still dying, with a guest of a killed launcher, is not mounted a second time beside it.
+        lock_within(&file, IMAGE_WAIT)?;
         let (device, path) = loopdev::attach(file.as_fd())?;
         let point = self.point(space);
         match fs::create_dir(&point) {
@@ -282,6 +294,21 @@ impl Spaces {
         let attributes = Attributes { no_suid: true, no_dev: true, id_map, ..Attributes::default() };
         set_attributes(tree.as_fd(), attributes)?;
         Ok(tree)
+    }
+}
+
+/// Takes the lock, or says after a while that somebody else has it.
+fn lock_within(file: &File, max: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + max;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(fs::TryLockError::WouldBlock) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(fs::TryLockError::WouldBlock) => return Err(io::Error::from_raw_os_error(libc_ebusy())),
+            Err(fs::TryLockError::Error(error)) => return Err(error),
+        }
     }
 }
 

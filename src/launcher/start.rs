@@ -72,7 +72,7 @@ pub struct Started {
 
 /// Prepares everything. Runs as pid 1 of a pid namespace and in a mount namespace of its own, as root.
 pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError> {
-    settle(settings).during("settle into the launcher's namespaces")?;
+    let unraised = settle(settings).during("settle into the launcher's namespaces")?;
     let abi = raw::landlock_abi().unwrap_or(0);
     let rules = Rules::load(settings, abi)?;
     let leases =
@@ -107,7 +107,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         posture: report.clone(),
         accounts: rules.accounts.iter().map(|account| account.name.clone()).collect(),
         warm: Vec::new(),
-        warnings: warnings(&found),
+        warnings: [warnings(&found), unraised].concat(),
         python: python.clone(),
         node,
     };
@@ -130,8 +130,9 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
     Ok(Started { report, launcher: Some(launcher) })
 }
 
-/// A private mount tree, a `/proc` of our own pid namespace, limits that bind nobody but ourselves.
-fn settle(settings: &Settings) -> io::Result<()> {
+/// A private mount tree, a `/proc` of our own pid namespace, limits that bind nobody but ourselves. Returns
+/// what an operator should know.
+fn settle(settings: &Settings) -> io::Result<Vec<String>> {
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(None::<&str>, "/", None::<&str>, private, None::<&str>)?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
@@ -149,23 +150,24 @@ fn settle(settings: &Settings) -> io::Result<()> {
     }
     let (_, hard) = Resource::NOFILE.get()?;
     Resource::NOFILE.set(hard, hard)?;
-    if settings.root() {
-        raise_inotify();
-    }
-    Ok(())
+    Ok(if settings.root() { raise_inotify() } else { Vec::new() })
 }
 
-/// A failure is no error: `doctor` tells.
-fn raise_inotify() {
+/// A failure is no error, but a guest can then take a neighbour's share: the warnings tell.
+fn raise_inotify() -> Vec<String> {
+    let mut warnings = Vec::new();
     for (name, wanted) in INOTIFY {
         let path = format!("/proc/sys/user/{name}");
         let current = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u64>().ok());
-        if current.is_some_and(|current| current < wanted)
+        if let Some(current) = current.filter(|current| *current < wanted)
             && let Err(error) = fs::write(&path, wanted.to_string())
         {
-            tracing::warn!(path, %error, "inotify limit of the host not raised");
+            warnings.push(format!(
+                "{path} is {current} and could not be raised to {wanted} ({error}): all sandboxes of a zygote share it"
+            ));
         }
     }
+    warnings
 }
 
 /// A file in memory that nobody can change any more.

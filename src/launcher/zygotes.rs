@@ -38,6 +38,8 @@ pub struct Zygote {
     pub socket: OwnedFd,
     pub uid: u32,
     pub serving: bool,
+    /// It did what a zygote does not do, and is being ended: no job goes there any more.
+    pub condemned: bool,
     pub started: Instant,
     pub forks: u64,
 }
@@ -52,6 +54,8 @@ pub struct Nursery {
     pub restart_at: Option<Instant>,
     /// No way to make this profile serve was found.
     pub given_up: bool,
+    /// One of its zygotes has served.
+    pub served: bool,
 }
 
 /// What a zygote needs to start.
@@ -67,18 +71,27 @@ pub struct Ground<'a> {
 
 impl Nursery {
     pub fn new(profile: Profile) -> Nursery {
-        Nursery { profile, current: None, without: Vec::new(), restart_at: None, given_up: false }
+        Nursery {
+            profile,
+            current: None,
+            without: Vec::new(),
+            restart_at: None,
+            given_up: false,
+            served: false,
+        }
     }
 
     /// The zygote, if it serves.
     pub fn serving(&self) -> Option<&Zygote> {
-        self.current.as_ref().filter(|zygote| zygote.serving)
+        self.current.as_ref().filter(|zygote| zygote.serving && !zygote.condemned)
     }
 
     /// Starts a zygote under `uid`.
     pub fn start(&mut self, ground: &Ground<'_>, uid: u32) -> io::Result<()> {
         self.restart_at = None;
         let (ours, theirs) = packet::pair()?;
+        // A zygote that does not read must not make us wait.
+        rustix::io::ioctl_fionbio(&ours, true)?;
         let arguments = self.arguments(ground.python_flags);
         // SAFETY: the launcher has one thread.
         let pid = match unsafe { fork() }? {
@@ -87,7 +100,8 @@ impl Nursery {
         };
         tracing::info!(profile = self.profile.name(), %pid, uid, without = ?self.without, "zygote started");
         let started = Instant::now();
-        self.current = Some(Zygote { pid, socket: ours, uid, serving: false, started, forks: 0 });
+        self.current =
+            Some(Zygote { pid, socket: ours, uid, serving: false, condemned: false, started, forks: 0 });
         Ok(())
     }
 

@@ -1,0 +1,349 @@
+//! From the seat of a taken daemon: whatever it writes on the launcher's socket, it gets cells and nothing else.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+
+use caisson::launcher::plan::{
+    Account, End, LaunchPlan, Origin, Profile, REQUEST_BYTES, Reply, Request, SandboxId, SpaceId, Step,
+};
+use rustix::fs::{FileType, OFlags};
+use rustix::io::Errno;
+
+use crate::support::stand::fresh_space;
+use crate::support::{Guest, Stand, Trouble, plan, proc, skip, strict};
+
+const SHORT: Duration = Duration::from_millis(300);
+const LONG: Duration = Duration::from_secs(30);
+
+/// One launcher for this module, one test at a time: they count what it holds.
+fn alone() -> Option<(Arc<Stand>, MutexGuard<'static, ()>)> {
+    static STAND: OnceLock<Result<Arc<Stand>, String>> = OnceLock::new();
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let started = STAND.get_or_init(|| {
+        Stand::start(|settings| {
+            settings.zygotes_off = true;
+            settings.shells_ready = 0;
+        })
+    });
+    match started {
+        Ok(stand) => Some((Arc::clone(stand), turn)),
+        Err(reason) => {
+            skip(reason);
+            None
+        }
+    }
+}
+
+fn refused(errno: Errno) -> Trouble {
+    Trouble { step: Step::Plan, errno: errno.raw_os_error() }
+}
+
+fn launched(stand: &Arc<Stand>, plan: LaunchPlan) -> Result<Guest, Trouble> {
+    stand.launch(plan)
+}
+
+/// Descriptors the launcher holds, once what is ending has ended.
+fn descriptors(stand: &Stand) -> usize {
+    fs::read_dir(format!("/proc/{}/fd", stand.launcher)).expect("the launcher lives").count()
+}
+
+fn images(stand: &Stand) -> Vec<PathBuf> {
+    let dir = stand.dir.join("launcher/spaces");
+    fs::read_dir(dir).expect("the launcher's folder").flatten().map(|entry| entry.path()).collect()
+}
+
+#[test]
+fn a_daemon_gets_four_pipes_and_nothing_else_with_a_launch() {
+    let Some((stand, _turn)) = alone() else { return };
+    let guest = stand.guest(strict(fresh_space()));
+    assert_eq!(guest.descriptor_types(), [FileType::Fifo; 4]);
+    let access = guest.pipes.each_ref().map(|pipe| {
+        let flags = rustix::fs::fcntl_getfl(pipe.as_fd()).expect("an open descriptor");
+        flags & OFlags::ACCMODE
+    });
+    assert_eq!(access, [OFlags::WRONLY, OFlags::RDONLY, OFlags::RDONLY, OFlags::RDONLY]);
+}
+
+#[test]
+fn space_zero_is_nobodys_and_any_other_number_is_just_a_name_in_the_launchers_folder() {
+    let Some((stand, _turn)) = alone() else { return };
+    assert_eq!(launched(&stand, strict(SpaceId(0))).err(), Some(refused(Errno::INVAL)));
+    assert_eq!(stand.delete_space(SpaceId(0)), Errno::INVAL.raw_os_error(), "nor may it be deleted");
+    // Control: a number of the daemon's own works, however large, and becomes a file of that folder only.
+    for number in [u64::MAX, 1 << 63, 0x2e2e_2f2e_2e2f_2e2e] {
+        let mut guest = stand.guest(strict(SpaceId(number)));
+        assert_eq!(guest.say("print(open('/mnt/data/x', 'w').write('here'))"), "4");
+        let image = stand.dir.join(format!("launcher/spaces/{number:016x}.img"));
+        assert!(images(&stand).contains(&image), "{:?}", images(&stand));
+        guest.end();
+        assert_eq!(stand.delete_space(SpaceId(number)), 0);
+    }
+    stand.still_launches();
+}
+
+#[test]
+fn no_account_number_leads_to_root() {
+    let Some((stand, _turn)) = alone() else { return };
+    let known = stand.hello.accounts.len();
+    let space = fresh_space();
+    for index in 0..=u8::MAX {
+        let plan = LaunchPlan { account: Account(index), ..strict(space) };
+        if usize::from(index) >= known {
+            assert_eq!(launched(&stand, plan).err(), Some(refused(Errno::INVAL)), "account {index}");
+            continue;
+        }
+        // Control: the accounts there are work, and none of them is root, inside or outside.
+        let mut guest = stand.guest(plan);
+        let ids = guest.ask(
+            "import os, json; print(json.dumps(list(os.getresuid() + os.getresgid()) + os.getgroups()))",
+        );
+        let ids: Vec<u64> = serde_json::from_value(ids).expect("numbers");
+        assert!(ids.len() == 6 && ids.iter().all(|id| *id >= 1000), "account {index}: {ids:?}");
+        assert!(guest.attestation.host_uid >= 0x7000_0000, "{:?}", guest.attestation);
+        assert_eq!(proc::uid(guest.pid()), Some(guest.attestation.host_uid));
+    }
+}
+
+#[test]
+fn a_profile_that_is_not_there_and_one_that_does_not_exist_are_refused() {
+    let Some((stand, _turn)) = alone() else { return };
+    // This launcher was told of no Node.
+    let node = LaunchPlan { profile: Profile::Node, ..strict(fresh_space()) };
+    assert_eq!(launched(&stand, node).err(), Some(refused(Errno::NOENT)));
+    let mut seat = stand.seat();
+    for (at, value) in [(24, 3), (24, 255), (25, 2), (25, 255)] {
+        let seq = seat.next_seq();
+        let mut packet = Request::Launch { seq, plan: strict(fresh_space()) }.encode();
+        packet[at] = value;
+        seat.send(&packet);
+    }
+    assert!(seat.answer(SHORT).is_none(), "malformed plans are not answered");
+    drop(seat);
+    stand.still_launches();
+}
+
+#[test]
+fn a_replayed_plan_makes_nothing() {
+    let Some((stand, _turn)) = alone() else { return };
+    let mut seat = stand.seat();
+    let seq = seat.next_seq();
+    let packet = Request::Launch { seq, plan: strict(fresh_space()) }.encode();
+    seat.send(&packet);
+    let (reply, _pipes) = seat.answer(LONG).expect("an answer");
+    let Reply::Launched { sandbox, .. } = reply else { panic!("{reply:?}") };
+    for old in [seq, seq - 1, 1, 0] {
+        let plan = strict(fresh_space());
+        seat.send(&Request::Launch { seq: old, plan }.encode());
+        seat.send(&Request::End { seq: old, sandbox }.encode());
+    }
+    assert!(seat.answer(SHORT).is_none(), "a replayed plan was answered");
+    // Control: the same end under a new number counts.
+    let seq = seat.next_seq();
+    seat.send(&Request::End { seq, sandbox }.encode());
+    drop(seat);
+    assert_eq!(stand.end_of(sandbox, LONG), Some(End::Ended));
+    stand.still_launches();
+}
+
+#[test]
+fn packets_of_a_wrong_size_or_with_reserved_bytes_set_are_refused() {
+    let Some((stand, _turn)) = alone() else { return };
+    {
+        let mut seat = stand.seat();
+        let good = |seq| Request::Launch { seq, plan: strict(fresh_space()) }.encode();
+        for length in [1, REQUEST_BYTES - 1] {
+            let packet = good(seat.next_seq());
+            seat.send(&packet[..length]);
+        }
+        for length in [REQUEST_BYTES + 1, REQUEST_BYTES + 2, 4096, 100_000] {
+            let mut packet = good(seat.next_seq()).to_vec();
+            packet.resize(length, 0);
+            seat.send(&packet);
+        }
+        for at in (1..8).chain(27..REQUEST_BYTES) {
+            let mut packet = good(seat.next_seq());
+            packet[at] = 1;
+            seat.send(&packet);
+        }
+        for code in [0, 4, 5, 127, 255] {
+            let mut packet = good(seat.next_seq());
+            packet[0] = code;
+            seat.send(&packet);
+        }
+        assert!(seat.answer(SHORT).is_none(), "one of them was answered");
+    }
+    // Control: the packet they were made from is taken.
+    stand.still_launches();
+}
+
+#[test]
+fn ten_thousand_packets_of_garbage_leave_a_launcher_that_launches() {
+    let Some((stand, _turn)) = alone() else { return };
+    let before = descriptors(&stand);
+    {
+        let mut seat = stand.seat();
+        // A fixed generator (xorshift): a failure can be repeated.
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        for _ in 0..10_000 {
+            let length = 1 + (next() % 96) as usize;
+            let packet: Vec<u8> = (0..length).map(|_| next() as u8).collect();
+            seat.send(&packet);
+        }
+        assert!(seat.answer(SHORT).is_none());
+    }
+    stand.still_launches();
+    proc::until("the launcher's descriptors are as before", LONG, || descriptors(&stand) <= before);
+}
+
+#[test]
+fn descriptors_attached_to_a_plan_are_closed_by_the_launcher() {
+    let Some((stand, _turn)) = alone() else { return };
+    stand.still_launches();
+    let root = File::open("/").expect("a root");
+    let null = File::open("/dev/null").expect("a null device");
+    let held = |stand: &Stand| {
+        let dir = fs::read_dir(format!("/proc/{}/fd", stand.launcher)).expect("the launcher lives");
+        dir.flatten()
+            .filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str() == "/"))
+            .count()
+    };
+    let before = held(&stand);
+    {
+        let mut seat = stand.seat();
+        for round in 0..50 {
+            let seq = seat.next_seq();
+            // Well-formed, malformed and oversize packets alike; more descriptors than it has room for as well.
+            let packet = Request::End { seq, sandbox: SandboxId(u64::MAX) }.encode();
+            let files = if round % 2 == 0 { vec![&root; 4] } else { vec![&root, &null] };
+            seat.send_with(&packet, &files).expect("the kernel passes descriptors");
+            seat.send_with(&packet[..7], &files).expect("the kernel passes descriptors");
+            seat.send_with(&[1; 300], &vec![&root; 32]).expect("the kernel passes descriptors");
+        }
+        assert!(seat.answer(SHORT).is_none());
+    }
+    stand.still_launches();
+    assert_eq!(held(&stand), before, "the launcher kept descriptors that came with a plan");
+    // Control: we can see one where it is kept, in ourselves.
+    assert!(fs::read_link("/proc/self/fd/".to_owned() + &raw(&root)).is_ok_and(|to| to.as_os_str() == "/"));
+}
+
+fn raw(file: &File) -> String {
+    use std::os::fd::AsRawFd;
+    file.as_raw_fd().to_string()
+}
+
+#[test]
+fn ends_of_unknown_sandboxes_do_nothing() {
+    let Some((stand, _turn)) = alone() else { return };
+    let mut guest = stand.guest(strict(fresh_space()));
+    for id in [0, guest.sandbox.0 + 1, guest.sandbox.0 + 1000, 1 << 56, u64::MAX] {
+        stand.end(SandboxId(id));
+    }
+    assert_eq!(guest.say("print(1 + 1)"), "2");
+    // Control: its own number ends it.
+    guest.end();
+    stand.still_launches();
+}
+
+#[test]
+fn interleaved_plans_are_answered_one_by_one() {
+    let Some((stand, _turn)) = alone() else { return };
+    let (mut asked, mut answered, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+    let mut live = Vec::new();
+    {
+        let mut seat = stand.seat();
+        for round in 0..12_u64 {
+            let seq = seat.next_seq();
+            let space = if round % 3 == 0 { SpaceId(0) } else { SpaceId(70_000 + round % 2) };
+            let origin = if round % 2 == 0 { Origin::Warm } else { Origin::Strict };
+            seat.send(&Request::Launch { seq, plan: LaunchPlan { origin, ..plan(space) } }.encode());
+            asked.push(seq);
+            let seq = seat.next_seq();
+            seat.send(&Request::End { seq, sandbox: SandboxId(1 << 40) }.encode());
+            seat.send(&[round as u8; 5]);
+        }
+        while answered.len() + failed.len() < asked.len() {
+            match seat.answer(LONG) {
+                Some((Reply::Launched { seq, sandbox, attestation }, pipes)) => {
+                    assert_eq!(pipes.len(), 4);
+                    answered.push(seq);
+                    live.push((sandbox, attestation.host_uid, pipes));
+                }
+                Some((Reply::LaunchFailed { seq, step: Step::Plan, .. }, pipes)) => {
+                    assert!(pipes.is_empty());
+                    failed.push(seq);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert_eq!((answered.len(), failed.len()), (8, 4));
+    let mut all = [answered, failed].concat();
+    all.sort_unstable();
+    assert_eq!(all, asked);
+    let mut uids: Vec<u32> = live.iter().map(|(_, uid, _)| *uid).collect();
+    uids.sort_unstable();
+    uids.dedup();
+    assert_eq!(uids.len(), live.len(), "two sandboxes had one uid");
+    for (sandbox, _, _) in &live {
+        stand.end(*sandbox);
+        assert!(stand.end_of(*sandbox, LONG).is_some());
+    }
+    stand.still_launches();
+}
+
+#[test]
+fn deleting_a_space_in_use_ends_its_sandboxes_first() {
+    let Some((stand, _turn)) = alone() else { return };
+    let (space, other) = (fresh_space(), fresh_space());
+    let mut guest = stand.guest(strict(space));
+    let mut bystander = stand.guest(strict(other));
+    guest.say("open('/mnt/data/mine', 'w').write('x'); import os; os.makedirs('/mnt/data/' + 'd/' * 50)");
+    let (pid, image) = (guest.pid(), stand.dir.join(format!("launcher/spaces/{:016x}.img", space.0)));
+    assert!(proc::lives(pid) && image.exists());
+    assert_eq!(stand.delete_space(space), 0);
+    assert!(!proc::lives(pid), "a guest outlived its space");
+    assert!(!image.exists(), "the space's files are still there");
+    assert_eq!(stand.end_of(guest.sandbox, LONG), Some(End::Ended));
+    // Control: the neighbour's space is untouched, and the number stands for a fresh space now.
+    assert_eq!(bystander.say("print(1)"), "1");
+    let mut again = stand.guest(strict(space));
+    assert_eq!(again.say("import os; print(os.listdir('/mnt/data'))"), "[]");
+    // Deleting what is not there is done already.
+    assert_eq!(stand.delete_space(fresh_space()), 0);
+    stand.still_launches();
+}
+
+#[test]
+fn a_confined_daemon_may_not_make_namespaces_or_read_outside_its_folder() {
+    if let Some(reason) = crate::support::missing() {
+        return skip(reason);
+    }
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let free = std::thread::spawn(|| attempts(None)).join().expect("no panic");
+    assert_eq!(free, [None, None], "control: a thread that is not confined may");
+    let path = dir.path().to_owned();
+    let confined = std::thread::spawn(move || attempts(Some(&path))).join().expect("no panic");
+    assert_eq!(confined, [Some(Errno::PERM), Some(Errno::ACCESS)]);
+}
+
+/// Unsharing a host name and reading `/root`'s listing, on a thread of its own.
+fn attempts(confine: Option<&std::path::Path>) -> [Option<Errno>; 2] {
+    if let Some(dir) = confine {
+        caisson::daemon::confine::confine(dir).expect("this kernel has seccomp");
+    }
+    let unshared = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUTS).err();
+    let listed = fs::read_dir("/root").err();
+    let errno = |number: i32| Errno::from_raw_os_error(number);
+    [unshared.map(|error| errno(error as i32)), listed.and_then(|error| error.raw_os_error()).map(errno)]
+}
