@@ -379,7 +379,8 @@ def fork_hooks():
     found = [each for each in gc.get_referrers(mark) if type(each) is list and mark in each]
     for each in found:
         each.remove(mark)
-    return [(each, list(each)) for each in found]
+    # Only both or neither: one takes the locks that the other makes anew.
+    return [(each, list(each)) for each in found] if len(found) == 2 else []
 
 
 def account_names():
