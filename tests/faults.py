@@ -342,7 +342,7 @@ def guests(report, only):
 
 
 def figures_return(daemon, before):
-    """Ready shells and open spaces linger a minute after the last request."""
+    """Ready shells linger a minute after the last request, and their spaces another."""
     # Not the files: spaces have been made. Not the memory: that is the soak's.
     leave = ("files", "rss KiB")
     differ = {}
@@ -353,7 +353,9 @@ def figures_return(daemon, before):
         differ.update({name: (was, now[name]) for name, was in before.items() if not name.endswith(leave) and now[name] > was})
         return not differ
 
-    live.wait_until(settled, 80, every=1)
+    live.wait_until(settled, 140, every=1)
+    if "daemon fds" in differ:
+        print("       descriptors of the daemon: %s" % " ".join(sorted(live.descriptors(daemon.tree().daemon))), flush=True)
     # Threads for blocking work come and go with the runtime.
     if differ.get("daemon threads", (0, 0))[1] <= before["daemon threads"] + 4:
         differ.pop("daemon threads", None)

@@ -141,6 +141,16 @@ def count_of(pattern):
     return len(glob.glob(pattern))
 
 
+def descriptors(pid):
+    found = []
+    for path in glob.glob("/proc/%s/fd/*" % pid):
+        try:
+            found.append(os.readlink(path))
+        except OSError:
+            continue
+    return found
+
+
 def rss_kib(pid):
     try:
         with open("/proc/%d/status" % pid) as f:
