@@ -103,6 +103,14 @@ impl Cgroups {
         (Cgroups { trees }, found)
     }
 
+    /// Removes what a daemon under another name left when it was killed, beside our own base. Its processes
+    /// ended with its launcher: groups that are not empty are somebody's, and stay.
+    pub fn remove_abandoned(&self, name: &str) {
+        for tree in &self.trees {
+            remove_tree(&tree.base.with_file_name(name), 0);
+        }
+    }
+
     /// Makes a leaf with its limits, which are there before any process is.
     pub fn leaf(&self, space: &str, sandbox: &str, limits: CgroupLimits) -> io::Result<Leaf> {
         let mut leaf = Leaf { dirs: Vec::new(), join: Vec::new(), oom: None };

@@ -87,6 +87,20 @@ impl Leases {
         &self.name
     }
 
+    /// Ranges that a daemon of this host once had and none has now, each locked while it is held here: what
+    /// such a daemon left behind under its number may go.
+    pub fn abandoned(&self) -> Vec<(u32, File)> {
+        // An ordinary account has no range, and may not look for others'.
+        let ours = self.lock.is_some();
+        let others = (0..RANGES_MAX).filter(|range| ours && self.name != format!("caisson-{range}"));
+        let locked = others.filter_map(|range| {
+            let path = Path::new(LOCK_DIR).join(format!("ids-{range}.lock"));
+            let lock = OpenOptions::new().write(true).open(path).ok()?;
+            lock.try_lock().ok().map(|()| (range, lock))
+        });
+        locked.collect()
+    }
+
     /// A block nobody living has; its first id.
     pub fn block(&mut self) -> Option<u32> {
         let start = self.blocks_start();

@@ -79,6 +79,9 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         if settings.root() { Leases::take() } else { Leases::single(settings.uid, &settings.state_dir) };
     let mut leases = leases.during("take a range of user ids")?;
     let (cgroups, found) = Cgroups::open(leases.name());
+    for (range, _lock) in leases.abandoned() {
+        cgroups.remove_abandoned(&format!("caisson-{range}"));
+    }
     let mut spaces = Spaces::new(&settings.state_dir, settings.space, settings.root())
         .during("open the folder of spaces")?;
     let runtimes = Runtimes::find(settings);

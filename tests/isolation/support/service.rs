@@ -157,18 +157,19 @@ impl Service {
         files.filter(|file| file.starts_with(&wanted)).collect()
     }
 
-    /// Asks it to end and waits.
-    pub(crate) fn stop(&mut self) {
+    /// Asks it to end and waits; false when it had to be killed.
+    pub(crate) fn stop(&mut self) -> bool {
         let pid = nix::unistd::Pid::from_raw(self.supervisor());
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
         let deadline = Instant::now() + Duration::from_secs(20);
         while matches!(self.supervisor.try_wait(), Ok(None)) {
             if Instant::now() >= deadline {
-                let _ = self.supervisor.kill();
-                let _ = self.supervisor.wait();
+                self.kill_supervisor();
+                return false;
             }
             std::thread::sleep(Duration::from_millis(10));
         }
+        true
     }
 
     /// SIGKILL to the supervisor alone.
