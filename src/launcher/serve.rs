@@ -93,6 +93,8 @@ struct Entry {
     cause: Option<End>,
     /// The daemon has been told that this sandbox lives.
     announced: bool,
+    /// The zygote that was given the job, if one was.
+    maker: Option<Pid>,
 }
 
 #[derive(Debug)]
@@ -480,7 +482,7 @@ impl Loop {
                 self.inits.insert(shell.pid, id);
                 let watched = self.watch(shell.socket.as_fd(), Source::Init(id)).at(Step::InitExec);
                 let stage = Stage::Booting { since: Instant::now(), order };
-                self.entries.insert(id, Entry { shell, stage, cause: None, announced: false });
+                self.entries.insert(id, Entry { shell, stage, cause: None, announced: false, maker: None });
                 if let Err(error) = watched {
                     self.fail(id, &error);
                 }
@@ -620,13 +622,15 @@ impl Loop {
         let gone = || StepError { step: Step::MoveIn, source: rustix::io::Errno::SRCH.into() };
         let account = usize::from(plan.account.0);
         let zygote = self.zygote_for(plan);
-        let shell = &self.entries.get(&id).ok_or_else(gone)?.shell;
+        let entry = self.entries.get_mut(&id).ok_or_else(gone)?;
+        let shell = &entry.shell;
         let Launcher { rules, nurseries, node, python_flags, .. } = &mut self.launcher;
         // A zygote may have been replaced while the shell booted: then an exec'd interpreter moves in.
         let fork = zygote.and_then(|index| nurseries[index].current.as_mut());
         match fork.filter(|zygote| zygote.uid == shell.owner) {
             Some(zygote) => {
                 zygote.forks += 1;
+                entry.maker = Some(zygote.pid);
                 guest::fork_into(shell, rules, account, zygote.socket.as_fd())
             }
             None => {
@@ -886,9 +890,10 @@ impl Loop {
     /// Ends the zygote that was to fill this shell: it hangs, or what it made is not what it was told to make,
     /// and every further job would go the same way. Its successor, or an exec until then, serves instead.
     fn distrust_maker(&mut self, id: u64, why: &str) {
-        let Some(owner) = self.entries.get(&id).map(|entry| entry.shell.owner) else { return };
+        // Not by the shell's owner: for an ordinary account that is 0 for all, exec'd interpreters included.
+        let Some(maker) = self.entries.get(&id).and_then(|entry| entry.maker) else { return };
         let zygotes = self.launcher.nurseries.iter_mut().filter_map(|nursery| nursery.current.as_mut());
-        for zygote in zygotes.filter(|zygote| zygote.uid == owner) {
+        for zygote in zygotes.filter(|zygote| zygote.pid == maker) {
             tracing::error!(pid = %zygote.pid, why, "alarm: zygote ended");
             zygote.condemned = true;
             let _ = epoll::delete(&self.epoll, &zygote.socket);

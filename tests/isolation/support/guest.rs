@@ -148,7 +148,7 @@ impl Guest {
                 _ => stderr.extend_from_slice(&buffer[..length]),
             }
         }
-        !(ready[0].contains(PollFlags::HUP) && !ready[0].contains(PollFlags::IN))
+        !ready[0].contains(PollFlags::HUP) || ready[0].contains(PollFlags::IN)
     }
 
     /// The guest's pid on the host.
