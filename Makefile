@@ -1,7 +1,7 @@
 # Each target sets up what it needs first (scripts/setup.sh; quick when nothing is missing). README.md has the tour.
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: serve test build bench test-vm test-vm-quick suites setup clean-runtime
+.PHONY: serve test build bench soak faults test-vm test-vm-quick suites setup clean-runtime
 
 serve: ## build, set up, run the daemon in the foreground and show a first execution
 	@bash scripts/serve.sh
@@ -22,6 +22,12 @@ test-vm: build ## isolation tests and attack corpus under other kernels and post
 test-vm-quick: build ## the part of test-vm that fits into ten minutes
 	@bash scripts/setup.sh vm
 	@/usr/bin/env python3 tests/vm.py --quick
+
+soak: build ## 10,000 one-offs and 200 sessions with random kills; figures return to the start (SOAK_ARGS="--one-offs 300 --sessions 20" is quick)
+	@/usr/bin/env python3 -u tests/soak.py $(SOAK_ARGS)
+
+faults: build ## guests that flood, bomb, forge and die; daemon, launcher and zygotes killed under load; a neighbour watches
+	@/usr/bin/env python3 -u tests/faults.py $(FAULTS_ARGS)
 
 bench: build ## the rows of docs/benchmarks.md, side by side with their peers, as a table of ratios
 	@bash scripts/setup.sh bench

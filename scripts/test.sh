@@ -32,6 +32,8 @@ if stage build 1800 cargo test --release --locked --no-run -q && stage binary 90
   else
     echo "skip: tests/harness/test_harness.py is not there"
   fi
+  stage zygote 300 env HARNESS_PYTHON="$PWD/target/runtime/python/bin/python3" "$python" tests/harness/test_zygote.py
+  stage workloads 600 "$python" tests/workloads.py
   stage suites 2400 "$python" tests/suites.py
 fi
 

@@ -172,6 +172,8 @@ def settle(daemon, before):
         return not last["differ"]
 
     live.wait_until(settled, SETTLE_S, every=5)
+    if daemon.process.poll() is not None:  # nothing is counted of what is gone, and nothing would look settled
+        raise suites.Failed("the daemon ended with status %d: %s" % (daemon.process.returncode, suites.tail(daemon.log_path, 3)))
     return last["figures"], last["differ"]
 
 
