@@ -36,7 +36,7 @@ fn a_malformed_policy_ends_the_start_with_file_line_and_reason() {
         (
             "limits.toml",
             original("limits.toml").replacen("value = 128", "value = 0", 1),
-            "line 8",
+            "line 6",
             "does not work below",
         ),
         (

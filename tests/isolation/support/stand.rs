@@ -287,6 +287,8 @@ impl Stand {
             words.iter().any(|word| word.ends_with("/zygote.py"))
                 && words.iter().any(|word| word == profile.name())
                 && proc::parent(*pid) == Some(self.launcher)
+                // Its forks have its arguments and its parent, and live in pid namespaces of their own.
+                && proc::namespace(*pid, "pid") == proc::namespace(self.launcher, "pid")
         })
     }
 
