@@ -104,11 +104,13 @@ impl Cgroups {
     }
 
     /// Removes what a daemon under another name left when it was killed, beside our own base. Its processes
-    /// ended with its launcher: groups that are not empty are somebody's, and stay.
-    pub fn remove_abandoned(&self, name: &str) {
-        for tree in &self.trees {
-            remove_tree(&tree.base.with_file_name(name), 0);
+    /// ended with its launcher, or are about to: false while a group is still busy, to be tried again.
+    pub fn remove_abandoned(&self, name: &str) -> bool {
+        let bases: Vec<PathBuf> = self.trees.iter().map(|tree| tree.base.with_file_name(name)).collect();
+        for base in &bases {
+            remove_tree(base, 0);
         }
+        bases.iter().all(|base| !base.exists())
     }
 
     /// Makes a leaf with its limits, which are there before any process is.

@@ -55,6 +55,10 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 const DAEMON_WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Waits between tries to remove a group whose last process is still dying.
 const REMOVE_WAIT: Duration = Duration::from_millis(20);
+/// The same for groups of a launcher that was killed, and after how many tries they are the next start's: what is
+/// still busy then is not ours to end.
+const ABANDONED_WAIT: Duration = Duration::from_millis(200);
+const ABANDONED_TRIES: u32 = 300;
 
 /// What the loop owns.
 #[derive(Debug)]
@@ -66,6 +70,7 @@ pub struct Launcher {
     pub cgroup_limits: CgroupLimits,
     pub spaces: Spaces,
     pub leases: Leases,
+    pub abandoned: Abandoned,
     pub nurseries: Vec<Nursery>,
     pub zygote_cgroup: Vec<OwnedFd>,
     pub python_flags: Vec<&'static str>,
@@ -73,6 +78,34 @@ pub struct Launcher {
     pub python: bool,
     pub shells_ready: usize,
     pub hello: Hello,
+}
+
+/// Groups that launchers of this host left when they were killed, by range of ids. Each range is locked while
+/// they are removed, so that no new launcher takes it meanwhile.
+#[derive(Debug, Default)]
+pub struct Abandoned {
+    ranges: Vec<(u32, File)>,
+    next_try: Option<Instant>,
+    tries: u32,
+}
+
+impl Abandoned {
+    pub fn new(ranges: Vec<(u32, File)>) -> Abandoned {
+        Abandoned { next_try: (!ranges.is_empty()).then(Instant::now), ranges, tries: 0 }
+    }
+
+    /// Tries once where it is time to.
+    fn tend(&mut self, cgroups: &Cgroups, now: Instant) {
+        if self.next_try.is_none_or(|at| now < at) {
+            return;
+        }
+        self.tries += 1;
+        self.ranges.retain(|(range, _lock)| !cgroups.remove_abandoned(&format!("caisson-{range}")));
+        if self.tries >= ABANDONED_TRIES {
+            self.ranges.clear();
+        }
+        self.next_try = (!self.ranges.is_empty()).then(|| now + ABANDONED_WAIT);
+    }
 }
 
 /// How Node is started inside.
@@ -270,7 +303,7 @@ impl Loop {
         let linger = ready.then(|| self.traffic.values().map(|last| *last + READY_LINGER).min()).flatten();
         let spaces = self.launcher.spaces.idle_at();
         let removing = self.removing.front().map(|(_, at)| *at);
-        let ending = self.ending.map(|since| since + END_TIMEOUT);
+        let ending = self.ending.map(|since| since + END_TIMEOUT).or(self.launcher.abandoned.next_try);
         stages.chain(zygotes).chain(refill).chain(linger).chain(spaces).chain(removing).chain(ending).min()
     }
 
@@ -284,6 +317,7 @@ impl Loop {
         if self.ending.is_some() {
             return;
         }
+        self.launcher.abandoned.tend(&self.launcher.cgroups, now);
         self.drop_lingering(now);
         if self.refill_due && now >= self.last_plan + REFILL_QUIET {
             self.refill();
@@ -391,7 +425,7 @@ impl Loop {
             self.refuse(order.seq, &error);
             return;
         }
-        let key = (order.plan.space, self.owner_for(&order.plan));
+        let key = (order.plan.space, self.owner_for(&order));
         self.traffic.insert(key, self.last_plan);
         self.refill_due = true;
         match self.ready(key) {
@@ -426,16 +460,18 @@ impl Loop {
         }
     }
 
-    fn zygote_for(&self, plan: &LaunchPlan) -> Option<usize> {
-        if plan.origin == Origin::Strict {
+    /// A plan that a zygote has died over goes to an exec'd interpreter: the zygote that is next may not have
+    /// come yet, and the old one may still look alive.
+    fn zygote_for(&self, order: &Order) -> Option<usize> {
+        if order.plan.origin == Origin::Strict || order.retried {
             return None;
         }
-        let serves = |nursery: &Nursery| nursery.profile == plan.profile && nursery.serving().is_some();
+        let serves = |nursery: &Nursery| nursery.profile == order.plan.profile && nursery.serving().is_some();
         self.launcher.nurseries.iter().position(serves)
     }
 
-    fn owner_for(&self, plan: &LaunchPlan) -> u32 {
-        let zygote = self.zygote_for(plan).and_then(|index| self.launcher.nurseries[index].serving());
+    fn owner_for(&self, order: &Order) -> u32 {
+        let zygote = self.zygote_for(order).and_then(|index| self.launcher.nurseries[index].serving());
         zygote.map_or(0, |zygote| zygote.uid)
     }
 
@@ -596,7 +632,7 @@ impl Loop {
     // ---- launches ---------------------------------------------------------------------------------------
 
     fn move_in(&mut self, id: u64, order: Order) {
-        match self.try_move_in(id, &order.plan) {
+        match self.try_move_in(id, &order) {
             Ok(ends) => {
                 let watched = self.watch(ends.status.as_fd(), Source::Status(id)).at(Step::Stop);
                 if let Some(entry) = self.entries.get_mut(&id) {
@@ -618,10 +654,11 @@ impl Loop {
         }
     }
 
-    fn try_move_in(&mut self, id: u64, plan: &LaunchPlan) -> Result<Ends, StepError> {
+    fn try_move_in(&mut self, id: u64, order: &Order) -> Result<Ends, StepError> {
         let gone = || StepError { step: Step::MoveIn, source: rustix::io::Errno::SRCH.into() };
+        let plan = &order.plan;
         let account = usize::from(plan.account.0);
-        let zygote = self.zygote_for(plan);
+        let zygote = self.zygote_for(order);
         let entry = self.entries.get_mut(&id).ok_or_else(gone)?;
         let shell = &entry.shell;
         let Launcher { rules, nurseries, node, python_flags, .. } = &mut self.launcher;

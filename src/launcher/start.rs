@@ -20,7 +20,7 @@ use crate::launcher::leases::Leases;
 use crate::launcher::plan::{Profile, SpaceId, Step};
 use crate::launcher::posture::{Hello, LayerReport, Posture, PostureReport, RuntimeReport};
 use crate::launcher::rules::Rules;
-use crate::launcher::serve::{self, Launcher, NodeStart};
+use crate::launcher::serve::{self, Abandoned, Launcher, NodeStart};
 use crate::launcher::settings::Settings;
 use crate::launcher::shell::{Maker, StepError};
 use crate::launcher::spaces::Spaces;
@@ -79,9 +79,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         if settings.root() { Leases::take() } else { Leases::single(settings.uid, &settings.state_dir) };
     let mut leases = leases.during("take a range of user ids")?;
     let (cgroups, found) = Cgroups::open(leases.name());
-    for (range, _lock) in leases.abandoned() {
-        cgroups.remove_abandoned(&format!("caisson-{range}"));
-    }
+    let abandoned = Abandoned::new(leases.abandoned());
     let mut spaces = Spaces::new(&settings.state_dir, settings.space, settings.root())
         .during("open the folder of spaces")?;
     let runtimes = Runtimes::find(settings);
@@ -123,6 +121,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         cgroup_limits: settings.cgroup,
         spaces,
         leases,
+        abandoned,
         nurseries: profiles.iter().map(|profile| Nursery::new(*profile)).collect(),
         python_flags,
         node: node_start,
