@@ -32,8 +32,10 @@ EXIT_REFUSED, EXIT_PREPARE = 70, 71
 # What a guest's environment is, entirely, but for USER and LOGNAME.
 ENVIRONMENT = {
     "HOME": HOME,
-    "PATH": "/opt/python/bin:/usr/local/bin:/usr/bin:/bin",
+    # The launcher knows where the interpreters are.
+    "PATH": os.environ.get("PATH", os.defpath),
     "LANG": "C.UTF-8",
+    "SHELL": "/bin/bash",
     "TMPDIR": "/tmp",
     "MPLBACKEND": "Agg",
     "OPENBLAS_NUM_THREADS": "1",

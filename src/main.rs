@@ -10,6 +10,7 @@ use caisson::cli::{Cli, Command, ConfigArgs, DoctorArgs, InternalArgs, Lang, Run
 use caisson::config::{Config, FileText, Flags, Layers, Surroundings};
 use caisson::daemon::{self, DaemonStart};
 use caisson::engine::Language;
+use caisson::launcher::posture::Shape;
 use caisson::launcher::rules::Rules;
 use caisson::launcher::start;
 use caisson::supervisor::stages::{self, Account, LauncherStart};
@@ -81,9 +82,10 @@ fn search_path() -> String {
 fn serve(args: &ServeArgs) -> Result<u8, Failed> {
     let (config, _) = load(&args.flags(), args.settings.config.as_deref())?;
     with_code(config.check_exposure().map_err(anyhow::Error::from), exit::USAGE)?;
-    let settings = supervisor::resolve::settings(&config, &search_path());
+    let mut settings = supervisor::resolve::settings(&config, &search_path());
+    settings.no_namespaces = stages::try_namespaces(&settings)?;
     // The launcher loads them for itself; here a fault ends the start instead of one launcher after the other.
-    with_code(Rules::load(&settings, 0).map_err(anyhow::Error::from), exit::USAGE)?;
+    with_code(Rules::load(&settings, 0, Shape::UserNamespace).map_err(anyhow::Error::from), exit::USAGE)?;
     telemetry::init(&config.log_level, config.log_format)?;
     let mut listeners = Vec::new();
     for address in &config.listen {
@@ -96,7 +98,7 @@ fn serve(args: &ServeArgs) -> Result<u8, Failed> {
         .with_context(|| format!("failed to make the data directory {}", config.data_dir.display()))?;
     let daemon_dir = config.data_dir.join("daemon");
     let start = DaemonStart {
-        dir: if root { stages::DAEMON_DIR.into() } else { daemon_dir.clone() },
+        dir: stages::daemon_dir(&daemon_dir, &settings),
         account: nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten().map(|user| user.name),
         config: config.clone(),
     };

@@ -17,7 +17,7 @@ use crate::launcher::client::Client;
 use crate::launcher::posture::{Hello, Posture};
 use crate::launcher::settings::Settings;
 use crate::store::Store;
-use crate::supervisor::stages::launcher_stage;
+use crate::supervisor::stages::{launcher_stage, try_namespaces};
 use crate::sys::packet;
 
 /// How long the launcher may take to measure the host.
@@ -34,7 +34,8 @@ struct Own {
 impl Own {
     fn start(settings: &Settings, log: &str) -> io::Result<Own> {
         let (ours, theirs) = packet::pair()?;
-        let pid = launcher_stage(settings, log, theirs.as_fd())?;
+        let settings = Settings { no_namespaces: try_namespaces(settings)?, ..settings.clone() };
+        let pid = launcher_stage(&settings, log, theirs.as_fd())?;
         Ok(Own { pid, socket: Some(ours) })
     }
 }

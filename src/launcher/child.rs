@@ -4,6 +4,8 @@
 //! beforehand, no allocation, no lock, no logging. Where it fails it reports step and errno on the status
 //! pipe and exits; it never goes on with less.
 
+use core::ffi::CStr;
+
 use super::raw;
 use super::wire::{self, Job, NAMESPACES, slot, status, step};
 
@@ -48,12 +50,11 @@ pub fn move_in(job: &Job, descriptors: &[i32], thread: Thread) -> Done {
 }
 
 /// In the process that will be the guest: everything that makes it one, then waits to be released. The
-/// programs are seccomp filters, installed in order.
-pub fn confine(job: &Job, descriptors: &[i32], thread: Thread, programs: &[&[u64]]) -> Done {
+/// programs are seccomp filters, installed in order; `home` is where it starts.
+pub fn confine(job: &Job, descriptors: &[i32], thread: Thread, programs: &[&[u64]], home: &CStr) -> Done {
     // Cached thread id (written by the clone), robust list, rseq: stale after the hand-over.
     at(step::THREAD, repair_thread(thread))?;
     at(step::DESCRIPTORS, arrange(descriptors))?;
-    at(step::WORKING_DIRECTORY, raw::chdir(c"/home/sandbox"))?;
     raw::umask(0o022);
     // A session of its own: no controlling terminal to inject into. It fails only for a group leader.
     let _ = raw::setsid();
@@ -61,15 +62,23 @@ pub fn confine(job: &Job, descriptors: &[i32], thread: Thread, programs: &[&[u64
     for limit in &job.limits[..(job.limit_count as usize).min(wire::LIMITS_MAX)] {
         at(step::RLIMITS, raw::setrlimit(limit.resource, limit.value, limit.value))?;
     }
-    // Entering a user namespace filled it again; needs CAP_SETPCAP.
-    at(step::BOUNDING_SET, drop_bounding())?;
-    // The same.
-    at(step::SECUREBITS, raw::prctl(raw::PR_SET_SECUREBITS, raw::SECUREBITS_LOCKED, 0).map(|_| ()))?;
+    if job.unprivileged == 0 {
+        // Entering a user namespace filled it again; needs CAP_SETPCAP.
+        at(step::BOUNDING_SET, drop_bounding())?;
+        // The same.
+        at(step::SECUREBITS, raw::prctl(raw::PR_SET_SECUREBITS, raw::SECUREBITS_LOCKED, 0).map(|_| ()))?;
+    }
     // Groups, then gid, then uid: each needs what the next takes away.
     at(step::IDENTITY, assume(job.uid, job.gid, job.keep_groups == 0))?;
     // Not done by the change of identity: whoever enters a user namespace was never its root.
     at(step::CAPABILITIES, give_up_capabilities())?;
     at(step::CAPABILITIES, prove_no_root())?;
+    // As the guest, and not as its maker: where it may not be, it does not start.
+    at(step::WORKING_DIRECTORY, raw::chdir(home))?;
+    if job.ends_with_parent != 0 {
+        // A change of identity clears it, so only now.
+        at(step::IDENTITY, raw::prctl(raw::PR_SET_PDEATHSIG, raw::SIGKILL as u64, 0).map(|_| ()))?;
+    }
     at(step::NO_NEW_PRIVS, raw::prctl(raw::PR_SET_NO_NEW_PRIVS, 1, 0).map(|_| ()))?;
     // The change of identity made it non-dumpable, and so its own /proc entries unreadable to it.
     at(step::IDENTITY, raw::prctl(raw::PR_SET_DUMPABLE, 1, 0).map(|_| ()))?;

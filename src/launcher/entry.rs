@@ -47,6 +47,9 @@ static STATE: Cell = Cell(UnsafeCell::new(State {
         cgroups: 0,
         landlock: 0,
         keep_groups: 0,
+        unprivileged: 0,
+        ends_with_parent: 0,
+        _pad: 0,
         limits: [wire::Limit { resource: 0, _pad: 0, value: 0 }; wire::LIMITS_MAX],
         limit_count: 0,
     },
@@ -146,7 +149,7 @@ fn become_guest(state: &State) {
         start = *end;
     }
     let programs = &programs[..state.filter_count];
-    if let Err(failed) = child::confine(&state.job, &state.descriptors, state.thread, programs) {
+    if let Err(failed) = child::confine(&state.job, &state.descriptors, state.thread, programs, c"/home/sandbox") {
         // The status pipe has its fixed number from the step `Descriptors` on, its old one before.
         let Failed(step, _) = failed;
         let early = step == step::THREAD || step == step::DESCRIPTORS;

@@ -1,17 +1,18 @@
-//! From a ready shell to a confined interpreter that waits to be released: pipes, the job, and the two ways
-//! in: a zygote's fork, or a fork of the launcher that executes.
+//! From a ready shell to a confined interpreter that waits to be released: pipes, the job, and the ways in: a
+//! zygote's fork, a fork of the launcher that executes, or, without namespaces, a fork of init that does.
 
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::launcher::child::{self, Thread};
-use crate::launcher::plan::{Profile, Step};
+use crate::launcher::plan::Step;
 use crate::launcher::rules::Rules;
 use crate::launcher::shell::{AtStep, Shell, StepError};
-use crate::launcher::wire::{self, Job, slot, step};
+use crate::launcher::wire::{self, Job, Launch, slot, step};
 use crate::sys::process::{Fork, fork};
 use crate::sys::{packet, raw};
 
@@ -51,52 +52,93 @@ pub struct Program {
     path: CString,
     arguments: Vec<CString>,
     environment: Vec<CString>,
+    home: CString,
+}
+
+/// How an interpreter is started, in the paths that its sandboxes see.
+#[derive(Clone, Debug)]
+pub struct InterpreterStart {
+    pub binary: String,
+    /// Depend on its version.
+    pub flags: Vec<&'static str>,
+    pub harness: String,
+}
+
+/// Where a guest finds its space.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub home: String,
+    pub tmp: String,
+}
+
+impl Place {
+    /// In a root of its own.
+    pub fn inside() -> Place {
+        Place { home: "/home/sandbox".to_owned(), tmp: "/tmp".to_owned() }
+    }
+
+    /// On the host: `data`, `tmp` and `home` of the space.
+    pub fn on_host([_, tmp, home]: &[PathBuf; 3]) -> Place {
+        let text = |path: &PathBuf| path.to_string_lossy().into_owned();
+        Place { home: text(home), tmp: text(tmp) }
+    }
 }
 
 impl Program {
-    /// Python's flags depend on its version, Node's as well.
-    pub fn new(
-        profile: Profile,
-        python_flags: &[&str],
-        node: &str,
-        node_flags: &[&str],
-        user: &str,
-    ) -> Program {
-        let mut words: Vec<&str> = Vec::new();
-        match profile {
-            Profile::Python | Profile::PythonData => {
-                words.push("/opt/python/bin/python3");
-                words.extend(python_flags);
-                words.push("/opt/caisson/harness.py");
-            }
-            Profile::Node => {
-                words.push(node);
-                words.extend(node_flags);
-                words.push("/opt/caisson/harness.js");
-            }
-        }
+    /// An interpreter with its harness.
+    pub fn new(start: &InterpreterStart, path: &str, user: &str, place: &Place) -> Program {
+        let words = [&[start.binary.as_str()], &start.flags[..], &[start.harness.as_str()]].concat();
+        Program::of(&words, path, user, place)
+    }
+
+    /// Any program, with an environment built from nothing.
+    pub fn of(words: &[&str], path: &str, user: &str, place: &Place) -> Program {
         let text = |word: &str| CString::new(word).expect("our own words have no NUL");
         let mut environment: Vec<CString> = ENVIRONMENT.iter().map(|word| text(word)).collect();
-        environment.push(text(&format!("USER={user}")));
-        environment.push(text(&format!("LOGNAME={user}")));
+        for (name, value) in
+            [("PATH", path), ("HOME", &place.home), ("TMPDIR", &place.tmp), ("USER", user), ("LOGNAME", user)]
+        {
+            environment.push(text(&format!("{name}={value}")));
+        }
         Program {
             path: text(words[0]),
             arguments: words.iter().map(|word| text(word)).collect(),
             environment,
+            home: text(&place.home),
         }
     }
 }
 
-/// Environment of an exec'd interpreter: built from nothing.
-const ENVIRONMENT: [&str; 7] = [
-    "HOME=/home/sandbox",
-    "PATH=/opt/python/bin:/usr/local/bin:/usr/bin:/bin",
-    "LANG=C.UTF-8",
-    "TMPDIR=/tmp",
-    "MPLBACKEND=Agg",
-    "OPENBLAS_NUM_THREADS=1",
-    "SHELL=/bin/bash",
-];
+/// Environment of an exec'd interpreter, whatever its place.
+const ENVIRONMENT: [&str; 4] =
+    ["LANG=C.UTF-8", "MPLBACKEND=Agg", "OPENBLAS_NUM_THREADS=1", "SHELL=/bin/bash"];
+
+/// Hands the job to the init of a shell without namespaces, which forks and executes.
+pub fn fork_by_init(
+    shell: &Shell,
+    rules: &Rules,
+    account: usize,
+    program: &Program,
+) -> Result<Ends, StepError> {
+    let (ends, fixed) = pipes(shell, rules, account).at(Step::Descriptors)?;
+    let mut launch = Launch {
+        job: job(shell, rules, account),
+        argument_count: program.arguments.len() as u32,
+        environment_count: program.environment.len() as u32,
+        words: [0; wire::LAUNCH_WORD_BYTES],
+    };
+    let words = [&program.home, &program.path];
+    let words: Vec<&CString> =
+        words.into_iter().chain(&program.arguments).chain(&program.environment).collect();
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.as_bytes_with_nul()).copied().collect();
+    if words.len() > wire::LAUNCH_WORDS_MAX || bytes.len() > wire::LAUNCH_WORD_BYTES {
+        return Err(io::Error::from(io::ErrorKind::ArgumentListTooLong)).at(Step::Exec);
+    }
+    launch.words[..bytes.len()].copy_from_slice(&bytes);
+    let descriptors = descriptors(&fixed, shell);
+    packet::send(&shell.socket, wire::bytes_of(&launch), &descriptors).at(Step::InitExec)?;
+    Ok(ends)
+}
 
 /// Forks the launcher and executes the program once released.
 pub fn exec_into(shell: &Shell, rules: &Rules, account: usize, program: &Program) -> Result<Ends, StepError> {
@@ -124,7 +166,7 @@ pub fn exec_into(shell: &Shell, rules: &Rules, account: usize, program: &Program
             let entered = child::move_in(&job, &descriptors, thread).and_then(|()| {
                 // Signals as from a shell; the launcher blocks those it waits for.
                 raw::unblock_signals().map_err(|errno| child::Failed(step::THREAD, errno))?;
-                child::confine(&job, &descriptors, thread, &programs)
+                child::confine(&job, &descriptors, thread, &programs, &program.home)
             });
             if let Err(failed) = entered {
                 if failed.0 > step::DESCRIPTORS {
@@ -144,15 +186,19 @@ fn errno(number: i32) -> io::Error {
 }
 
 fn job(shell: &Shell, rules: &Rules, account: usize) -> Job {
-    let who = &rules.accounts[account];
+    let (uid, gid) = rules.live_ids(shell.block, account);
+    let namespaces =
+        wire::NAMESPACES.iter().enumerate().filter(|(_, kind)| rules.namespaces().contains(kind));
     let mut job = Job {
         magic: wire::JOB_MAGIC,
-        uid: who.uid,
-        gid: who.gid,
-        namespaces: (1 << shell.namespaces.len()) - 1,
+        uid,
+        gid,
+        namespaces: namespaces.map(|(index, _)| 1 << index).sum(),
         cgroups: shell.leaf.join.len() as u32,
         landlock: u32::from(shell.ruleset.is_some()),
         keep_groups: u32::from(!rules.own_ids),
+        unprivileged: u32::from(rules.unprivileged()),
+        ends_with_parent: u32::from(shell.bare),
         limit_count: rules.limits.len() as u32,
         ..Job::default()
     };

@@ -118,6 +118,14 @@ impl Leases {
         None
     }
 
+    /// Exactly this block, if it is one of ours and nobody living has it.
+    pub fn claim(&mut self, block: u32) -> Option<u32> {
+        let start = self.blocks_start();
+        let ours =
+            block >= start && block < self.end - BLOCK_IDS && (block - start).is_multiple_of(BLOCK_IDS);
+        (ours && self.live.insert(block)).then_some(block)
+    }
+
     /// Gives a block back.
     pub fn free(&mut self, block: u32) {
         self.live.remove(&block);
@@ -134,6 +142,11 @@ impl Leases {
             self.next_zygote = self.first;
         }
         id
+    }
+
+    /// All ids that sandboxes may get; empty where there are none to share out.
+    pub fn range(&self) -> std::ops::Range<u32> {
+        if self.lock.is_some() { self.first..self.end } else { 0..0 }
     }
 
     /// Blocks in use.

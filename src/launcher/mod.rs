@@ -9,10 +9,12 @@ pub mod posture;
 
 pub mod client;
 
+pub mod bare;
 pub mod cgroup;
 pub mod child;
 pub mod guest;
 pub mod leases;
+pub mod measured;
 pub mod release;
 pub mod rules;
 pub mod seccomp;

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Posture {
+    /// Less than any other promises. Never served at.
+    None,
     /// Landlock, seccomp and rlimits under the daemon's own uid. One tenant only.
     Process,
     /// Root without namespaces: a uid per space, Landlock, seccomp, rlimits.
@@ -22,6 +24,7 @@ pub enum Posture {
 impl Posture {
     pub fn name(self) -> &'static str {
         match self {
+            Posture::None => "none",
             Posture::Process => "process",
             Posture::Uid => "uid",
             Posture::Userns => "userns",
@@ -30,12 +33,23 @@ impl Posture {
         }
     }
 
-    /// From the words of `--require-isolation`.
+    /// From the words of `--require-isolation`; nobody can ask for less than the least.
     pub fn parse(name: &str) -> Option<Posture> {
         [Posture::Process, Posture::Uid, Posture::Userns, Posture::Root, Posture::Full]
             .into_iter()
             .find(|posture| posture.name() == name)
     }
+}
+
+/// How the sandboxes of this host are made: the first of these that a throw-away one could be made of.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Shape {
+    /// Every namespace, with a user namespace of its own that owns the others.
+    UserNamespace,
+    /// Every namespace but the user one: made with the launcher's capabilities over the host.
+    Namespaces,
+    /// None: a process of the host, kept apart by identity, Landlock and seccomp.
+    Bare,
 }
 
 /// One row of the posture table.

@@ -10,6 +10,13 @@ use crate::launcher::rules::Rules;
 use crate::launcher::shell::Shell;
 use crate::launcher::wire::NAMESPACES;
 
+/// Filters that this process runs under.
+pub fn own_filters() -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let count = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"));
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
 /// Inode numbers of the launcher's own namespaces, in the order of [`NAMESPACES`].
 pub fn own_namespaces() -> Vec<u64> {
     inodes("self").unwrap_or_default()
@@ -41,7 +48,9 @@ pub fn verify(
     if rules.own_ids && !field("Groups")?.is_empty() {
         return Err(format!("groups are {}", field("Groups")?));
     }
-    for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+    // Without capabilities of our own the bounding set cannot be emptied; no_new_privs keeps it from giving any.
+    let bounding = if rules.unprivileged() { &[][..] } else { &["CapBnd"] };
+    for name in ["CapInh", "CapPrm", "CapEff", "CapAmb"].iter().chain(bounding) {
         let found = field(name)?;
         if found.bytes().any(|byte| byte != b'0') {
             return Err(format!("{name} is {found}"));
@@ -56,19 +65,22 @@ pub fn verify(
         return Err(format!("{filters} seccomp filters, not {wanted}"));
     }
     // Compared in pairs below: a list that is short would leave the rest unseen.
-    if own.len() != NAMESPACES.len() || shell.inodes.len() != NAMESPACES.len() {
+    if own.len() != NAMESPACES.len() || shell.inodes.len() != rules.namespaces().len() {
         return Err("the namespaces to compare with are not known".to_owned());
     }
-    let inodes = inodes(&pid.to_string()).map_err(|error| error.to_string())?;
-    let mut namespaces = 0;
-    for (((_, name), inode), (ours, shells)) in
-        NAMESPACES.iter().zip(&inodes).zip(own.iter().zip(&shell.inodes))
-    {
-        if inode == ours || inode != shells {
+    let found = inodes(&pid.to_string()).map_err(|error| error.to_string())?;
+    let mut shells = shell.inodes.iter();
+    for ((kind, inode), ours) in NAMESPACES.iter().zip(&found).zip(own) {
+        let (_, name) = kind;
+        if !rules.namespaces().contains(kind) {
+            if inode != ours {
+                return Err(format!("{name} namespace is not the launcher's"));
+            }
+        } else if inode == ours || Some(inode) != shells.next() {
             return Err(format!("{name} namespace is not the shell's"));
         }
-        namespaces += 1;
     }
+    let namespaces = shell.inodes.len() as u8;
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).map_err(|error| error.to_string())?;
     if !shell.leaf.holds(&groups) {
         return Err("not in the shell's cgroup".to_owned());

@@ -2,12 +2,15 @@
 //! rlimits as numbers, accounts as ids.
 #![forbid(unsafe_code)]
 
+use crate::launcher::posture::Shape;
+use crate::launcher::release;
 use crate::launcher::seccomp::{self, CompileError};
 use crate::launcher::settings::Settings;
 use crate::launcher::wire::{
-    FILTER_WORDS, FILTERS_MAX, INIT_FILTER_WORDS, Limit, RULE_OPTIONAL, RULE_PATH_BYTES, RULES_MAX,
+    FILTER_WORDS, FILTERS_MAX, INIT_FILTER_WORDS, Limit, NAMESPACES, RULE_OPTIONAL, RULE_PATH_BYTES,
+    RULES_MAX,
 };
-use crate::policy::{self, Access, Policies};
+use crate::policy::{self, Access, Layer, PathRule, Policies};
 
 /// File rights of Landlock, by the bit the kernel gives them.
 mod right {
@@ -20,8 +23,9 @@ mod right {
 }
 
 /// Everything that was loaded from `policies/`.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Rules {
+    pub shape: Shape,
     /// First-layer filters: on every zygote, and first on an exec'd interpreter.
     pub first: Vec<Vec<u64>>,
     /// Second-layer filters: what only the set-up needed is taken away.
@@ -30,14 +34,20 @@ pub struct Rules {
     pub init: Vec<u64>,
     /// Path inside the sandbox and the rights beneath it.
     pub landlock: Vec<(String, u64)>,
+    /// The same for sandboxes without a root of their own: paths of the host.
+    pub bare: Vec<(String, u64)>,
     /// File rights that the running ABI knows; 0 without Landlock.
     pub landlock_handled: u64,
     pub limits: Vec<Limit>,
     pub accounts: Vec<AccountIds>,
     pub inotify_instances: u64,
     pub inotify_watches: u64,
-    /// Every sandbox has ids of its own on the host; else all share the one id of the account we run under.
+    /// Every sandbox has ids of its own on the host; else all share those of `account`.
     pub own_ids: bool,
+    /// Uid and gid that the supervisor was started with.
+    pub account: (u32, u32),
+    /// Filters that we ourselves were started under, and every guest with us: a container's.
+    pub filters_inherited: usize,
     /// Generated files of the template: path and text.
     pub etc: Vec<(&'static str, String)>,
 }
@@ -52,6 +62,36 @@ pub struct AccountIds {
 }
 
 impl Rules {
+    /// The namespaces that each sandbox has of its own, in the order a child enters them.
+    pub fn namespaces(&self) -> &'static [(u64, &'static str)] {
+        match self.shape {
+            Shape::UserNamespace => &NAMESPACES,
+            // The first is the user namespace.
+            Shape::Namespaces => &NAMESPACES[1..],
+            Shape::Bare => &[],
+        }
+    }
+
+    /// Files of a space belong to the ids that its processes have on the host, since nothing maps them.
+    pub fn ids_on_disk(&self) -> bool {
+        self.own_ids && self.shape != Shape::UserNamespace
+    }
+
+    /// The launcher has no capabilities: it is an ordinary account's and in no namespace of its own.
+    pub fn unprivileged(&self) -> bool {
+        !self.own_ids && self.shape == Shape::Bare
+    }
+
+    /// What a child of the launcher becomes: ids as its user namespace has them.
+    pub fn live_ids(&self, block: u32, index: usize) -> (u32, u32) {
+        let account = &self.accounts[index];
+        match self.shape {
+            Shape::UserNamespace => (account.uid, account.gid),
+            _ if self.own_ids => (self.host_id(block, index), self.host_id(block, index)),
+            _ => self.account,
+        }
+    }
+
     /// The id maps of a sandbox whose block starts at `block`: init's root, then the accounts.
     pub fn id_map(&self, block: u32) -> String {
         if !self.own_ids {
@@ -66,31 +106,44 @@ impl Rules {
 
     /// The id of the account with this index, as the launcher sees it.
     pub fn host_id(&self, block: u32, index: usize) -> u32 {
-        if !self.own_ids {
-            return 0;
+        match (self.own_ids, self.shape) {
+            (true, _) => block + 1 + index as u32,
+            // The one id of the launcher's own user namespace.
+            (false, Shape::UserNamespace) => 0,
+            (false, _) => self.account.0,
         }
-        block + 1 + index as u32
     }
 
     /// Filters found on a guest that did what it was told.
     pub fn filter_count(&self) -> usize {
-        self.first.len() + self.second.len()
+        self.filters_inherited + self.first.len() + self.second.len()
     }
 
-    /// Loads the policies and compiles them for the Landlock ABI of this kernel; 0 where there is none.
-    pub fn load(settings: &Settings, abi: usize) -> Result<Rules, RulesError> {
+    /// Loads the policies and compiles them for sandboxes of this shape and the Landlock ABI of this kernel; 0
+    /// where there is none.
+    pub fn load(settings: &Settings, abi: usize, shape: Shape) -> Result<Rules, RulesError> {
         let policies = policy::load(settings.policies_dir.as_deref())?;
-        let programs = seccomp::compile(&policies.seccomp)?;
+        let mut seccomp = policies.seccomp.clone();
+        if shape == Shape::Bare {
+            for layer in [Layer::NetworkNamespace, Layer::PidNamespace, Layer::IpcNamespace] {
+                seccomp = seccomp.without(layer);
+            }
+        }
+        let programs = seccomp::compile(&seccomp)?;
         let words = |program: &seccomp::Program| -> Vec<u64> {
             let chunks = program.bytes().chunks_exact(8);
             chunks.map(|word| u64::from_ne_bytes(word.try_into().expect("chunks of eight"))).collect()
         };
         let handled = handled_rights(abi);
         let rules = Rules {
+            shape,
+            account: (settings.uid, settings.gid),
+            filters_inherited: release::own_filters(),
             first: programs.first.iter().map(words).collect(),
             second: programs.second.iter().map(words).collect(),
             init: words(&programs.init),
-            landlock: landlock(&policies, handled),
+            landlock: landlock(&policies.landlock.rules, handled),
+            bare: landlock(&policies.landlock.bare, handled),
             landlock_handled: handled,
             limits: rlimits(&policies, settings),
             own_ids: settings.root(),
@@ -108,6 +161,21 @@ impl Rules {
         rules.check_room().map(|()| rules)
     }
 
+    /// RLIMIT_NPROC counts by user id. Where the sandboxes of a space share theirs, a group that bounds each of them
+    /// makes it needless, and one could use up the others' share.
+    /// Where sandboxes have the account's own id, its `tasks` count as well.
+    pub fn bound_processes(&mut self, by_group: bool, tasks: u64) {
+        let nproc = nix::sys::resource::Resource::RLIMIT_NPROC as u32;
+        if by_group && self.shape != Shape::UserNamespace {
+            self.limits.retain(|limit| limit.resource != nproc);
+        }
+        if self.unprivileged() {
+            for limit in self.limits.iter_mut().filter(|limit| limit.resource == nproc) {
+                limit.value += tasks;
+            }
+        }
+    }
+
     /// The records of a launch have fixed sizes.
     fn check_room(&self) -> Result<(), RulesError> {
         let path = self.landlock.iter().map(|(path, _)| path.len()).max().unwrap_or(0);
@@ -115,8 +183,8 @@ impl Rules {
             ("Landlock rules", self.landlock.len(), RULES_MAX),
             ("bytes in a Landlock path", path, RULE_PATH_BYTES - 1),
             ("instructions in init's filter", self.init.len(), INIT_FILTER_WORDS),
-            ("filters of the second layer", self.second.len(), FILTERS_MAX),
-            ("instructions in the second layer", self.second.iter().map(Vec::len).sum(), FILTER_WORDS),
+            ("filters", self.first.len() + self.second.len(), FILTERS_MAX),
+            ("instructions", self.first.iter().chain(&self.second).map(Vec::len).sum(), FILTER_WORDS),
         ] {
             if found > max {
                 return Err(RulesError::TooMany { what, max });
@@ -149,7 +217,7 @@ fn handled_rights(abi: usize) -> u64 {
     (1 << bits) - 1
 }
 
-fn landlock(policies: &Policies, handled: u64) -> Vec<(String, u64)> {
+fn landlock(rules: &[PathRule], handled: u64) -> Vec<(String, u64)> {
     let rights = |access: Access| match access {
         Access::List => right::READ_DIR,
         Access::Read => right::READ_FILE | right::READ_DIR,
@@ -160,7 +228,7 @@ fn landlock(policies: &Policies, handled: u64) -> Vec<(String, u64)> {
         }
         Access::All => handled,
     };
-    let rules = policies.landlock.rules.iter().map(|rule| {
+    let rules = rules.iter().map(|rule| {
         let optional = if rule.optional { RULE_OPTIONAL } else { 0 };
         (rule.path.to_string_lossy().into_owned(), (rights(rule.access) & handled) | optional)
     });

@@ -451,7 +451,10 @@ mod tests {
                 .without(Layer::IpcNamespace),
         );
         assert_eq!(answer(&it.all, &call(Sysno::socket, &[2, 2, 0])), errno(EPERM));
-        assert_eq!(answer(&it.all, &call(Sysno::socket, &[2, 1, 0])), ALLOW);
+        // Streams and local sockets as well: they would be the host's.
+        assert_eq!(answer(&it.all, &call(Sysno::socket, &[2, 1, 0])), errno(EPERM));
+        assert_eq!(answer(&it.all, &call(Sysno::socket, &[1, 1, 0])), errno(EPERM));
+        assert_eq!(answer(&it.all, &call(Sysno::socketpair, &[1, 1, 0])), ALLOW);
         assert_eq!(answer(&it.all, &call(Sysno::prlimit64, &[7])), errno(EPERM));
         assert_eq!(answer(&it.all, &call(Sysno::prlimit64, &[0])), ALLOW);
         assert_eq!(answer(&it.all, &call(Sysno::shmget, &[])), errno(EPERM));

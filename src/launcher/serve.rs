@@ -23,8 +23,9 @@ use nix::unistd::Pid;
 use rustix::event::epoll;
 use rustix::net::RecvFlags;
 
+use crate::launcher::bare;
 use crate::launcher::cgroup::{CgroupLimits, Cgroups, Leaf};
-use crate::launcher::guest::{self, Ends, Program};
+use crate::launcher::guest::{self, Ends, InterpreterStart, Place, Program};
 use crate::launcher::leases::Leases;
 use crate::launcher::plan::{
     End, LaunchPlan, Origin, Profile, REQUEST_BYTES, Reply, Request, SandboxId, SpaceId, Step,
@@ -73,9 +74,10 @@ pub struct Launcher {
     pub abandoned: Abandoned,
     pub nurseries: Vec<Nursery>,
     pub zygote_cgroup: Vec<OwnedFd>,
-    pub python_flags: Vec<&'static str>,
-    pub node: Option<NodeStart>,
-    pub python: bool,
+    pub python: Option<InterpreterStart>,
+    pub node: Option<InterpreterStart>,
+    /// `PATH` of guests.
+    pub path: String,
     pub shells_ready: usize,
     pub hello: Hello,
 }
@@ -106,13 +108,6 @@ impl Abandoned {
         }
         self.next_try = (!self.ranges.is_empty()).then(|| now + ABANDONED_WAIT);
     }
-}
-
-/// How Node is started inside.
-#[derive(Clone, Debug)]
-pub struct NodeStart {
-    pub binary: String,
-    pub flags: Vec<&'static str>,
 }
 
 /// Who owns a shell's user namespace: decides which interpreters may move in.
@@ -248,7 +243,8 @@ impl Launcher {
         while !state.ended() {
             state.turn()?;
         }
-        state.launcher.spaces.close_all();
+        let Launcher { spaces, leases, .. } = &mut state.launcher;
+        spaces.close_all(leases);
         state.launcher.cgroups.remove_all();
         Ok(())
     }
@@ -311,7 +307,8 @@ impl Loop {
         self.expire_stages(now);
         self.tend_zygotes(now);
         self.retry_removals(now);
-        for space in self.launcher.spaces.close_idle(now) {
+        let Launcher { spaces, leases, .. } = &mut self.launcher;
+        for space in spaces.close_idle(now, leases) {
             self.launcher.cgroups.remove_space(&space_name(space));
         }
         if self.ending.is_some() {
@@ -434,13 +431,17 @@ impl Loop {
         }
     }
 
+    fn interpreter(&self, profile: Profile) -> Option<&InterpreterStart> {
+        match profile {
+            Profile::Python | Profile::PythonData => self.launcher.python.as_ref(),
+            Profile::Node => self.launcher.node.as_ref(),
+        }
+    }
+
     /// The plan against the launcher's own policy.
     fn check(&self, plan: &LaunchPlan) -> Result<(), StepError> {
         let refuse = |errno: rustix::io::Errno| Err(StepError { step: Step::Plan, source: errno.into() });
-        let known = match plan.profile {
-            Profile::Python | Profile::PythonData => self.launcher.python,
-            Profile::Node => self.launcher.node.is_some(),
-        };
+        let known = self.interpreter(plan.profile).is_some();
         let waiting =
             self.entries.values().filter(|entry| matches!(entry.stage, Stage::Booting { .. })).count();
         match () {
@@ -491,7 +492,8 @@ impl Loop {
                 self.deleting.push((seq, space));
                 continue;
             }
-            let errno = match self.launcher.spaces.delete(space) {
+            let Launcher { spaces, leases, .. } = &mut self.launcher;
+            let errno = match spaces.delete(space, leases) {
                 Ok(()) => 0,
                 Err(error) => error.raw_os_error().unwrap_or(5),
             };
@@ -532,8 +534,11 @@ impl Loop {
 
     fn try_boot(&mut self, id: u64, (space, owner): Key) -> Result<Shell, StepError> {
         let no_ids = || io::Error::from(rustix::io::Errno::AGAIN);
-        self.launcher.spaces.enter(space).at(Step::SpaceOpen)?;
-        let block = self.launcher.leases.block().ok_or_else(no_ids).at(Step::Lease);
+        let Launcher { spaces, leases, .. } = &mut self.launcher;
+        let block = match spaces.enter(space, leases).at(Step::SpaceOpen)? {
+            Some(block) => Ok(block),
+            None => leases.block().ok_or_else(no_ids).at(Step::Lease),
+        };
         let made = block.and_then(|block| {
             let limits = self.launcher.cgroup_limits;
             let name = sandbox_name(id);
@@ -545,28 +550,38 @@ impl Loop {
                     let Launcher { maker, rules, spaces, .. } = &self.launcher;
                     maker.start(rules, spaces, space, owner, block, leaf)
                 })
-                .inspect_err(|_| self.launcher.leases.free(block))
+                .inspect_err(|_| self.free_block(block))
         });
         made.inspect_err(|_| self.launcher.spaces.leave(space))
+    }
+
+    /// The sandbox's own block; a space's is free again when the space is closed.
+    fn free_block(&mut self, block: u32) {
+        if !self.launcher.rules.ids_on_disk() {
+            self.launcher.leases.free(block);
+        }
     }
 
     fn on_init(&mut self, id: u64) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let order = match &entry.stage {
             Stage::Booting { order, .. } => *order,
+            _ if entry.shell.bare => return self.on_word_of_init(id),
             // Init never speaks again: this is its end, and waitpid tells.
             _ => {
                 let _ = epoll::delete(&self.epoll, &entry.shell.socket);
                 return;
             }
         };
-        if let Err(error) = entry.shell.finish() {
+        if let Err(error) = entry.shell.finish(&self.launcher.rules) {
             self.fail(id, &error);
             return;
         }
         entry.stage = Stage::Ready;
-        // Readable only at its end from now on, which waitpid tells as well.
-        let _ = epoll::delete(&self.epoll, &entry.shell.socket);
+        if !entry.shell.bare {
+            // Readable only at its end from now on, which waitpid tells as well.
+            let _ = epoll::delete(&self.epoll, &entry.shell.socket);
+        }
         if let Some(oom) = &entry.shell.leaf.oom {
             let data = epoll::EventData::new_u64(Source::Oom(id).token());
             if let Err(error) = epoll::add(&self.epoll, oom, data, epoll::EventFlags::IN) {
@@ -575,6 +590,25 @@ impl Loop {
         }
         if let Some(order) = order {
             self.move_in(id, order);
+        }
+    }
+
+    /// The init of a bare sandbox is the parent of its guest, and tells how that ended.
+    fn on_word_of_init(&mut self, id: u64) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        match entry.shell.read_guest_end() {
+            Some(how) => {
+                if let Stage::Live { guest } = entry.stage {
+                    self.guests.remove(&guest);
+                }
+                // A guest that ended before its release has said why on its status pipe.
+                if matches!(entry.stage, Stage::Live { .. }) {
+                    self.on_guest_exit(id, how);
+                }
+            }
+            None => {
+                let _ = epoll::delete(&self.epoll, &entry.shell.socket);
+            }
         }
     }
 
@@ -661,7 +695,7 @@ impl Loop {
         let zygote = self.zygote_for(order);
         let entry = self.entries.get_mut(&id).ok_or_else(gone)?;
         let shell = &entry.shell;
-        let Launcher { rules, nurseries, node, python_flags, .. } = &mut self.launcher;
+        let Launcher { rules, nurseries, node, python, path, spaces, .. } = &mut self.launcher;
         // A zygote may have been replaced while the shell booted: then an exec'd interpreter moves in.
         let fork = zygote.and_then(|index| nurseries[index].current.as_mut());
         match fork.filter(|zygote| zygote.uid == shell.owner) {
@@ -671,12 +705,20 @@ impl Loop {
                 guest::fork_into(shell, rules, account, zygote.socket.as_fd())
             }
             None => {
-                let node = node.as_ref();
-                let binary = node.map_or("", |node| node.binary.as_str());
-                let flags = node.map_or(&[][..], |node| node.flags.as_slice());
+                let start = if plan.profile == Profile::Node { node } else { python };
+                let start = start.as_ref().ok_or_else(gone)?;
                 let user = &rules.accounts[account].name;
-                let program = Program::new(plan.profile, python_flags, binary, flags, user);
-                guest::exec_into(shell, rules, account, &program)
+                if shell.bare {
+                    let place = Place::on_host(&spaces.parts(shell.space));
+                    guest::fork_by_init(shell, rules, account, &Program::new(start, path, user, &place))
+                } else {
+                    guest::exec_into(
+                        shell,
+                        rules,
+                        account,
+                        &Program::new(start, path, user, &Place::inside()),
+                    )
+                }
             }
         }
     }
@@ -720,7 +762,9 @@ impl Loop {
         let Stage::Confining { order, .. } = &entry.stage else { return };
         let order = *order;
         let shell = &entry.shell;
-        let Some(guest) = find_guest(shell, &self.inits, &self.guests) else {
+        let known = |pid: Pid| self.inits.contains_key(&pid) || self.guests.contains_key(&pid);
+        let found = if shell.bare { bare::guest_of(shell.pid) } else { find_guest(shell, known) };
+        let Some(guest) = found else {
             self.distrust_maker(id, "its child is not where it says");
             self.fail(id, &StepError { step: Step::Release, source: rustix::io::Errno::SRCH.into() });
             return;
@@ -851,12 +895,28 @@ impl Loop {
             let end = entry.cause.unwrap_or(End::Signaled(9));
             self.reply(&Reply::Ended { sandbox: SandboxId(id), end }, &[]);
         }
-        self.launcher.leases.free(entry.shell.block);
+        if entry.shell.bare {
+            self.sweep_bare(&entry.shell);
+        }
+        self.free_block(entry.shell.block);
         self.launcher.spaces.leave(entry.shell.space);
         if !entry.shell.leaf.remove() {
             self.removing.push_back((entry.shell.leaf, Instant::now() + REMOVE_WAIT));
         }
         self.finish_deletions();
+    }
+
+    /// Without a pid namespace the end of an init is not the end of all it had below it.
+    fn sweep_bare(&self, shell: &Shell) {
+        bare::kill_strays(&self.inits.keys().copied().collect());
+        let others = self.entries.values().any(|entry| entry.shell.space == shell.space);
+        if self.launcher.rules.own_ids && !others {
+            for id in shell.block + 1..shell.block + 1 + self.launcher.rules.accounts.len() as u32 {
+                if let Err(error) = bare::kill_id(id) {
+                    tracing::error!(%error, space = %shell.space, "processes of a space may be left");
+                }
+            }
+        }
     }
 
     fn begin_end(&mut self, why: &str) {
@@ -892,8 +952,9 @@ impl Loop {
 
     fn start_zygote(&mut self, index: usize) {
         let uid = self.launcher.leases.zygote();
-        let Launcher { nurseries, rules, maker, zygote_cgroup, python_flags, .. } = &mut self.launcher;
-        let ground = Ground { template: maker.template.as_fd(), rules, cgroup: zygote_cgroup, python_flags };
+        let Launcher { nurseries, rules, maker, zygote_cgroup, python, path, .. } = &mut self.launcher;
+        let (Some(yard), Some(python)) = (&maker.yard, python) else { return };
+        let ground = Ground { template: yard.template.as_fd(), rules, cgroup: zygote_cgroup, python, path };
         let started = nurseries[index].start(&ground, uid);
         if let Err(error) = started {
             tracing::error!(%error, "zygote not started");
@@ -984,13 +1045,13 @@ fn sandbox_name(id: u64) -> String {
 }
 
 /// The guest's pid as the kernel tells it: our child in the shell's pid namespace that is not its init.
-fn find_guest(shell: &Shell, inits: &HashMap<Pid, u64>, guests: &HashMap<Pid, u64>) -> Option<Pid> {
+pub(super) fn find_guest(shell: &Shell, known: impl Fn(Pid) -> bool) -> Option<Pid> {
     let wanted = shell.inodes.last()?;
-    let children = std::fs::read_to_string("/proc/self/task/1/children").ok()?;
+    let children = std::fs::read_to_string(format!("/proc/self/task/{}/children", Pid::this())).ok()?;
     children
         .split_whitespace()
         .filter_map(|word| word.parse().ok().map(Pid::from_raw))
-        .filter(|pid| !inits.contains_key(pid) && !guests.contains_key(pid))
+        .filter(|pid| !known(*pid))
         .find(|pid| {
             let namespace = rustix::fs::stat(format!("/proc/{pid}/ns/pid"));
             namespace.is_ok_and(|stat| stat.st_ino == *wanted)

@@ -37,6 +37,10 @@ pub struct Settings {
     pub shells_ready: usize,
     /// No zygotes at all: every interpreter is exec'd.
     pub zygotes_off: bool,
+    /// How many tenants there are to be.
+    pub tenants: usize,
+    /// Why the launcher has no namespaces of its own, where it has none.
+    pub no_namespaces: Option<String>,
 }
 
 impl Settings {

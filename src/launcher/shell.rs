@@ -15,11 +15,13 @@ use nix::sched::{CloneFlags, setns};
 use nix::unistd::{Pid, Uid, seteuid};
 use rustix::net::RecvFlags;
 
+use crate::launcher::bare;
 use crate::launcher::cgroup::Leaf;
-use crate::launcher::plan::{SpaceId, Step};
+use crate::launcher::plan::{End, SpaceId, Step};
+use crate::launcher::posture::Shape;
 use crate::launcher::rules::Rules;
 use crate::launcher::spaces::{SpaceLimits, Spaces};
-use crate::launcher::wire::{self, NAMESPACES, STATUS_BYTES, Setup};
+use crate::launcher::wire::{self, STATUS_BYTES, Setup};
 use crate::sys::{packet, process, raw};
 
 /// A step that failed in the launcher or in a child.
@@ -27,6 +29,12 @@ use crate::sys::{packet, process, raw};
 pub struct StepError {
     pub step: Step,
     pub source: io::Error,
+}
+
+impl std::fmt::Display for StepError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.step, self.source)
+    }
 }
 
 /// Names the step of a fallible call.
@@ -43,13 +51,22 @@ impl<T, E: Into<io::Error>> AtStep<T> for Result<T, E> {
 /// What every shell is made of.
 #[derive(Debug)]
 pub struct Maker {
-    /// The launcher's own mount namespace, to come back to.
-    pub home: OwnedFd,
-    /// The template's mount namespace.
-    pub template: OwnedFd,
+    /// Where shells with namespaces are made; `None` where there can be none.
+    pub yard: Option<Yard>,
+    /// What shells without namespaces see of the host.
+    pub ground: bare::Ground,
     /// Init as a sealed memfd.
     pub init: OwnedFd,
     pub shm: SpaceLimits,
+}
+
+/// The mount namespaces that a shell with namespaces needs.
+#[derive(Debug)]
+pub struct Yard {
+    /// The launcher's own, to come back to.
+    pub home: OwnedFd,
+    /// The template's.
+    pub template: OwnedFd,
 }
 
 /// A sandbox without its interpreter, or on the way to be one.
@@ -65,11 +82,13 @@ pub struct Shell {
     pub leaf: Leaf,
     /// First id of the leased block.
     pub block: u32,
-    /// In the order of [`NAMESPACES`]; empty until finished.
+    /// In the order of [`Rules::namespaces`]; empty until finished.
     pub namespaces: Vec<OwnedFd>,
     /// Their inode numbers.
     pub inodes: Vec<u64>,
     pub ruleset: Option<OwnedFd>,
+    /// No pid namespace holds its processes together.
+    pub bare: bool,
 }
 
 impl Maker {
@@ -84,9 +103,9 @@ impl Maker {
         leaf: Leaf,
     ) -> Result<Shell, StepError> {
         let (ours, theirs) = packet::pair().at(Step::Clone)?;
-        let (pid, pidfd) = self.clone_init(owner, theirs.as_fd()).at(Step::Clone)?;
+        let (pid, pidfd) = self.clone_init(rules.shape, owner, theirs.as_fd()).at(Step::Clone)?;
         drop(theirs);
-        let shell = Shell {
+        let mut shell = Shell {
             space,
             owner,
             pid,
@@ -97,8 +116,13 @@ impl Maker {
             namespaces: Vec::new(),
             inodes: Vec::new(),
             ruleset: None,
+            bare: rules.shape == Shape::Bare,
         };
-        match self.equip(rules, spaces, &shell) {
+        let equipped = match rules.shape {
+            Shape::Bare => self.equip_bare(rules, spaces, &mut shell),
+            _ => self.equip(rules, spaces, &shell),
+        };
+        match equipped {
             Ok(()) => Ok(shell),
             Err(error) => {
                 shell.kill();
@@ -111,42 +135,63 @@ impl Maker {
     /// Clones into fresh namespaces, from inside the template's mount namespace and with the owner's uid as
     /// effective one: the kernel makes that uid the owner of the user namespace, so the owner's forks may
     /// enter it, and our CAP_SYS_ADMIN makes it possible where ordinary accounts may not create one.
-    fn clone_init(&self, owner: u32, socket: BorrowedFd<'_>) -> io::Result<(Pid, OwnedFd)> {
-        let flags = raw::CLONE_NEWUSER
+    fn clone_init(&self, shape: Shape, owner: u32, socket: BorrowedFd<'_>) -> io::Result<(Pid, OwnedFd)> {
+        let yard = match (shape, &self.yard) {
+            (Shape::Bare, _) => return process::start_init(0, socket, self.init.as_fd()),
+            (_, Some(yard)) => yard,
+            (_, None) => return Err(io::Error::from(io::ErrorKind::Unsupported)),
+        };
+        let user = if shape == Shape::UserNamespace { raw::CLONE_NEWUSER } else { 0 };
+        let flags = user
             | raw::CLONE_NEWNS
             | raw::CLONE_NEWPID
             | raw::CLONE_NEWNET
             | raw::CLONE_NEWIPC
             | raw::CLONE_NEWUTS;
-        setns(&self.template, CloneFlags::CLONE_NEWNS)?;
+        setns(&yard.template, CloneFlags::CLONE_NEWNS)?;
         let started = with_effective_uid(owner, || process::start_init(flags, socket, self.init.as_fd()));
         // Never go on in the template: everything else here means the launcher's own tree.
-        setns(&self.home, CloneFlags::CLONE_NEWNS).expect("the launcher may return to its own namespace");
+        setns(&yard.home, CloneFlags::CLONE_NEWNS).expect("the launcher may return to its own namespace");
         started
     }
 
     fn equip(&self, rules: &Rules, spaces: &Spaces, shell: &Shell) -> Result<(), StepError> {
         let pid = shell.pid;
-        let map = rules.id_map(shell.block);
-        write_map(pid, "uid_map", &map).at(Step::IdMaps)?;
-        write_map(pid, "gid_map", &map).at(Step::IdMaps)?;
+        if rules.shape == Shape::UserNamespace {
+            let map = rules.id_map(shell.block);
+            write_map(pid, "uid_map", &map).at(Step::IdMaps)?;
+            write_map(pid, "gid_map", &map).at(Step::IdMaps)?;
+        }
         shell.leaf.place(pid.as_raw()).at(Step::Cgroup)?;
         // The shell's own user namespace is the id map: what inside is `sandbox` owns the files on disk.
         let user = File::open(format!("/proc/{pid}/ns/user")).at(Step::SpaceMount)?;
-        let id_map = rules.own_ids.then_some(user.as_fd());
-        let trees = spaces.trees(shell.space, id_map).at(Step::SpaceMount)?;
+        let mapped = rules.own_ids && !rules.ids_on_disk();
+        let trees = spaces.trees(shell.space, mapped.then_some(user.as_fd())).at(Step::SpaceMount)?;
         let trees = trees.each_ref().map(AsFd::as_fd);
-        let setup = self.setup(rules);
+        let setup = self.setup(rules, shell.block);
         packet::send(&shell.socket, wire::bytes_of(&setup), &trees).at(Step::InitExec)
     }
 
-    fn setup(&self, rules: &Rules) -> Setup {
+    fn equip_bare(&self, rules: &Rules, spaces: &Spaces, shell: &mut Shell) -> Result<(), StepError> {
+        shell.leaf.place(shell.pid.as_raw()).at(Step::Cgroup)?;
+        let ruleset = bare::ruleset(rules, &self.ground, spaces, shell.space).at(Step::InitRuleset)?;
+        shell.ruleset = Some(ruleset);
+        let setup = self.setup(rules, shell.block);
+        packet::send(&shell.socket, wire::bytes_of(&setup), &[self.ground.filters.as_fd()]).at(Step::InitExec)
+    }
+
+    fn setup(&self, rules: &Rules, block: u32) -> Setup {
+        let inside = wire::SETUP_SPACE | wire::SETUP_CGROUP;
+        let flags = match (rules.shape, rules.own_ids) {
+            (Shape::UserNamespace, true) => inside | wire::SETUP_USER | wire::SETUP_ROOT,
+            (Shape::UserNamespace, false) => inside | wire::SETUP_USER,
+            (Shape::Namespaces, _) => inside | wire::SETUP_OWN_ID,
+            (Shape::Bare, true) => wire::SETUP_BARE | wire::SETUP_OWN_ID,
+            (Shape::Bare, false) => wire::SETUP_BARE,
+        };
         let mut setup = Setup {
             magic: wire::SETUP_MAGIC,
-            flags: wire::SETUP_USER
-                | wire::SETUP_SPACE
-                | wire::SETUP_CGROUP
-                | if rules.own_ids { wire::SETUP_ROOT } else { 0 },
+            flags,
             shm_bytes: self.shm.bytes,
             shm_inodes: self.shm.inodes,
             inotify_instances: rules.inotify_instances,
@@ -154,6 +199,8 @@ impl Maker {
             handled_fs: rules.landlock_handled,
             rule_count: 0,
             filter_words: rules.init.len() as u32,
+            init_id: block,
+            _pad: 0,
             rules: [wire::Rule { rights: 0, path: [0; wire::RULE_PATH_BYTES] }; wire::RULES_MAX],
             filter: [0; wire::INIT_FILTER_WORDS],
         };
@@ -184,7 +231,7 @@ fn write_map(pid: Pid, file: &str, map: &str) -> io::Result<()> {
 
 impl Shell {
     /// Reads init's report and takes what a launch needs. The socket is readable.
-    pub fn finish(&mut self) -> Result<(), StepError> {
+    pub fn finish(&mut self, rules: &Rules) -> Result<(), StepError> {
         let mut report = [0_u8; STATUS_BYTES];
         let (length, descriptors) =
             packet::receive(&self.socket, &mut report, RecvFlags::empty()).at(Step::InitExec)?;
@@ -194,13 +241,27 @@ impl Shell {
         if let Some((step, source)) = failure(&report) {
             return Err(StepError { step, source });
         }
-        self.ruleset = descriptors.into_iter().next();
-        for (_, name) in NAMESPACES {
+        if !self.bare {
+            self.ruleset = descriptors.into_iter().next();
+        }
+        for (_, name) in rules.namespaces() {
             let namespace = File::open(format!("/proc/{}/ns/{name}", self.pid)).at(Step::Namespaces)?;
             self.inodes.push(rustix::fs::fstat(&namespace).at(Step::Namespaces)?.st_ino);
             self.namespaces.push(namespace.into());
         }
         Ok(())
+    }
+
+    /// What the init of a bare shell says of its guest's end; `None` at its own end.
+    pub fn read_guest_end(&self) -> Option<End> {
+        let mut report = [0_u8; STATUS_BYTES];
+        let (length, _) = packet::receive(&self.socket, &mut report, RecvFlags::DONTWAIT).ok()?;
+        let number = i32::from_le_bytes([report[4], report[5], report[6], report[7]]) as u8;
+        match (length, report[0]) {
+            (STATUS_BYTES, wire::GUEST_EXITED) => Some(End::Exited(number)),
+            (STATUS_BYTES, wire::GUEST_SIGNALED) => Some(End::Signaled(number)),
+            _ => None,
+        }
     }
 
     /// An interpreter has moved in: what only a move needs is closed.
@@ -212,6 +273,9 @@ impl Shell {
 
     /// Ends init, and with it every process of the sandbox.
     pub fn kill(&self) {
+        if self.bare {
+            bare::kill_tree(self.pid);
+        }
         // Gone already is what we want.
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, rustix::process::Signal::KILL);
     }

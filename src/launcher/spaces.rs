@@ -1,17 +1,21 @@
 //! Spaces on disk: one sparse ext4 image each, in a folder only root can enter, loop-mounted in the
 //! launcher's private mount namespace while a sandbox uses it.
 //!
-//! As an ordinary account a space is a folder instead, bounded per file only.
+//! Where images cannot be mounted a space is a folder instead, bounded per file only.
 //!
 //! The image bounds bytes and inodes hard. On disk its files belong to the ids seen inside (`sandbox`,
 //! `nobody`), which the sandbox's own user namespace maps to the ids it leased: no process lives under the
-//! ids on disk, nothing is ever chowned, and two sandboxes of one space have different live ids.
+//! ids on disk, nothing is chowned, and two sandboxes of one space have different live ids.
+//!
+//! Without user namespaces nothing maps ids: a space then leases a block for as long as it is open, its files
+//! belong to that block, and all of its sandboxes live under it. A space that was last open in another way is
+//! given to its new owners before anybody is in it.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,6 +23,7 @@ use std::time::{Duration, Instant};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use rustix::mount::{OpenTreeFlags, open_tree};
 
+use crate::launcher::leases::Leases;
 use crate::launcher::plan::SpaceId;
 use crate::sys::loopdev;
 use crate::sys::mount::{Attributes, set_attributes};
@@ -43,16 +48,33 @@ const JOURNAL_MEGABYTES: u64 = 4;
 const OVERHEAD_INODES: u64 = 16;
 /// The directories of a space and where a sandbox sees them.
 const PARTS: [(&str, u32); 3] = [("data", 0o755), ("tmp", 0o1777), ("home", 0o755)];
-/// Owner of a space's files on disk: `sandbox` as seen inside.
-const DISK_ID: u32 = 1000;
+/// What a space is made of, and whose ids its files have.
+#[derive(Clone, Debug)]
+pub struct Footing {
+    /// Images need loop devices and mounts.
+    pub images: bool,
+    pub owners: Owners,
+    /// Ids of the accounts as seen inside, `sandbox` first.
+    pub accounts: Vec<u32>,
+}
+
+/// Who owns the files of a space on disk.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Owners {
+    /// The ids seen inside: an id map translates.
+    Inner,
+    /// The space's own block of host ids.
+    Block,
+    /// The account we run under: it could not give them to anybody.
+    Account,
+}
 
 /// All spaces of this daemon.
 #[derive(Debug)]
 pub struct Spaces {
     images: PathBuf,
     mounts: PathBuf,
-    /// Images need loop devices and mounts, which an ordinary account has not: its spaces are folders.
-    as_images: bool,
+    footing: Footing,
     limits: SpaceLimits,
     open: HashMap<SpaceId, Open>,
     /// Held for life: two launchers over one folder would mount the same images.
@@ -63,11 +85,13 @@ pub struct Spaces {
 struct Open {
     users: usize,
     idle_since: Instant,
+    /// First id of the space's own block, where it has one.
+    block: Option<u32>,
 }
 
 impl Spaces {
     /// `dir` is the launcher's own folder (root, 0700).
-    pub fn new(dir: &Path, limits: SpaceLimits, as_images: bool) -> io::Result<Spaces> {
+    pub fn new(dir: &Path, limits: SpaceLimits, footing: Footing) -> io::Result<Spaces> {
         let images = dir.join("spaces");
         let mounts = dir.join("mounts");
         for folder in [&images, &mounts] {
@@ -78,18 +102,25 @@ impl Spaces {
             OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(dir.join("lock"))?;
         // A launcher that has lost its daemon needs a moment to end.
         lock_within(&lock, FOLDER_WAIT)?;
-        let spaces = Spaces { images, mounts, as_images, limits, open: HashMap::new(), _lock: lock };
+        let spaces = Spaces { images, mounts, footing, limits, open: HashMap::new(), _lock: lock };
         spaces.sweep()?;
         Ok(spaces)
     }
 
-    /// Mounts the space if need be and counts one more user.
-    pub fn enter(&mut self, space: SpaceId) -> io::Result<()> {
+    /// Stands on another footing from now on. No space may be open.
+    pub fn settle(&mut self, footing: Footing) {
+        assert!(self.open.is_empty(), "a space is open on the old footing");
+        self.footing = footing;
+    }
+
+    /// Mounts the space if need be and counts one more user. Returns the space's own block of ids, where it
+    /// has one.
+    pub fn enter(&mut self, space: SpaceId, leases: &mut Leases) -> io::Result<Option<u32>> {
         if let Some(open) = self.open.get_mut(&space) {
             open.users += 1;
-            return Ok(());
+            return Ok(open.block);
         }
-        if self.as_images {
+        if self.footing.images {
             let image = self.image(space);
             if !image.exists() {
                 self.format(space)?;
@@ -98,8 +129,48 @@ impl Spaces {
         } else {
             self.make_folder(space)?;
         }
-        self.open.insert(space, Open { users: 1, idle_since: Instant::now() });
-        Ok(())
+        // Open from here on: what fails below is unmounted like any other.
+        self.open.insert(space, Open { users: 1, idle_since: Instant::now(), block: None });
+        let owned = self.own(space, leases);
+        if owned.is_err() {
+            self.close(space, leases);
+        }
+        owned
+    }
+
+    /// Gives the files to those who are to own them, unless they do already.
+    fn own(&mut self, space: SpaceId, leases: &mut Leases) -> io::Result<Option<u32>> {
+        let root = self.root(space);
+        let found = fs::metadata(root.join(PARTS[0].0))?.uid();
+        let block = match self.footing.owners {
+            Owners::Account => return Ok(None),
+            Owners::Inner => None,
+            Owners::Block => {
+                // The block it had last time, if that is ours and free.
+                let last = found.checked_sub(1).and_then(|block| leases.claim(block));
+                let no_ids = || io::Error::from(rustix::io::Errno::AGAIN);
+                Some(last.or_else(|| leases.block()).ok_or_else(no_ids)?)
+            }
+        };
+        if let Some(open) = self.open.get_mut(&space) {
+            open.block = block;
+        }
+        let accounts = &self.footing.accounts;
+        let as_block = |block: u32| (1..).map(|n| block + n).take(accounts.len()).collect::<Vec<u32>>();
+        let wanted = block.map_or_else(|| accounts.clone(), as_block);
+        if wanted.first() == Some(&found) {
+            return Ok(block);
+        }
+        let had = if accounts.first() == Some(&found) {
+            accounts.clone()
+        } else {
+            as_block(found.saturating_sub(1))
+        };
+        tracing::info!(%space, from = had[0], to = wanted[0], "giving a space to other ids");
+        for (from, to) in had.iter().zip(&wanted) {
+            give(&root, *from, *to)?;
+        }
+        Ok(block)
     }
 
     /// Counts one user less.
@@ -117,7 +188,7 @@ impl Spaces {
     }
 
     /// Unmounts what nobody has used for a while, and names it.
-    pub fn close_idle(&mut self, now: Instant) -> Vec<SpaceId> {
+    pub fn close_idle(&mut self, now: Instant, leases: &mut Leases) -> Vec<SpaceId> {
         let due: Vec<SpaceId> = self
             .open
             .iter()
@@ -125,7 +196,7 @@ impl Spaces {
             .map(|(space, _)| *space)
             .collect();
         for space in &due {
-            self.unmount(*space);
+            self.close(*space, leases);
         }
         due
     }
@@ -136,12 +207,12 @@ impl Spaces {
     }
 
     /// Deletes an unused space and its files.
-    pub fn delete(&mut self, space: SpaceId) -> io::Result<()> {
+    pub fn delete(&mut self, space: SpaceId, leases: &mut Leases) -> io::Result<()> {
         if self.open.get(&space).is_some_and(|open| open.users > 0) {
             return Err(io::Error::from_raw_os_error(libc_ebusy()));
         }
-        self.unmount(space);
-        let removed = if self.as_images {
+        self.close(space, leases);
+        let removed = if self.footing.images {
             fs::remove_file(self.image(space))
         } else {
             fs::remove_dir_all(self.folder(space))
@@ -153,10 +224,10 @@ impl Spaces {
     }
 
     /// Unmounts everything: the end of the launcher.
-    pub fn close_all(&mut self) {
+    pub fn close_all(&mut self, leases: &mut Leases) {
         let open: Vec<SpaceId> = self.open.keys().copied().collect();
         for space in open {
-            self.unmount(space);
+            self.close(space, leases);
         }
     }
 
@@ -184,6 +255,7 @@ impl Spaces {
         for (part, mode) in PARTS {
             let dir = temporary.join(part);
             fs::create_dir_all(&dir)?;
+            self.give_part(&dir)?;
             fs::set_permissions(&dir, Permissions::from_mode(mode))?;
         }
         fs::rename(&temporary, &folder)
@@ -191,6 +263,22 @@ impl Spaces {
 
     fn point(&self, space: SpaceId) -> PathBuf {
         self.mounts.join(format!("{:016x}", space.0))
+    }
+
+    /// The folders that spaces lie in.
+    pub fn folders(&self) -> [&Path; 2] {
+        [&self.images, &self.mounts]
+    }
+
+    /// `data`, `tmp` and `home` of an open space, on the host.
+    pub fn parts(&self, space: SpaceId) -> [PathBuf; 3] {
+        let root = self.root(space);
+        PARTS.map(|(part, _)| root.join(part))
+    }
+
+    /// Where the parts of an open space lie.
+    fn root(&self, space: SpaceId) -> PathBuf {
+        if self.footing.images { self.point(space) } else { self.folder(space) }
     }
 
     /// A crash may leave half-made images and empty mount points; mounts themselves died with the namespace.
@@ -243,12 +331,23 @@ impl Spaces {
         for (part, mode) in PARTS {
             let dir = root.join(part);
             fs::create_dir(&dir)?;
-            chown(&dir, Some(DISK_ID), Some(DISK_ID))?;
+            self.give_part(&dir)?;
             fs::set_permissions(&dir, Permissions::from_mode(mode))?;
         }
         match fs::remove_dir(root.join("lost+found")) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
+        }
+    }
+
+    /// A part of a fresh space belongs to `sandbox` as seen inside, until it is opened.
+    fn give_part(&self, dir: &Path) -> io::Result<()> {
+        match self.footing.owners {
+            Owners::Account => Ok(()),
+            Owners::Inner | Owners::Block => {
+                let id = self.footing.accounts.first().copied();
+                chown(dir, id, id)
+            }
         }
     }
 
@@ -274,8 +373,13 @@ impl Spaces {
         Ok(())
     }
 
-    fn unmount(&mut self, space: SpaceId) {
-        if self.open.remove(&space).is_none() || !self.as_images {
+    /// Unmounts it, and gives back the block it had.
+    fn close(&mut self, space: SpaceId, leases: &mut Leases) {
+        let Some(open) = self.open.remove(&space) else { return };
+        if let Some(block) = open.block {
+            leases.free(block);
+        }
+        if !self.footing.images {
             return;
         }
         let point = self.point(space);
@@ -289,12 +393,27 @@ impl Spaces {
 
     fn tree(&self, space: SpaceId, part: &str, id_map: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-        let root = if self.as_images { self.point(space) } else { self.folder(space) };
-        let tree = open_tree(rustix::fs::CWD, root.join(part), flags)?;
+        let tree = open_tree(rustix::fs::CWD, self.root(space).join(part), flags)?;
         let attributes = Attributes { no_suid: true, no_dev: true, id_map, ..Attributes::default() };
         set_attributes(tree.as_fd(), attributes)?;
         Ok(tree)
     }
+}
+
+/// Gives all files of one id to another, without following a link. A space has no process in it now, so nobody
+/// changes the tree meanwhile.
+fn give(root: &Path, from: u32, to: u32) -> io::Result<()> {
+    let status = Command::new("/bin/chown")
+        .args(["--recursive", "-P", "--no-dereference"])
+        .arg(format!("--from={from}:{from}"))
+        .arg(format!("{to}:{to}"))
+        .arg(root)
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .map_err(|error| io::Error::new(error.kind(), format!("chown: {error}")))?;
+    if status.success() { Ok(()) } else { Err(io::Error::other(format!("chown ended with {status}"))) }
 }
 
 /// Takes the lock, or says after a while that somebody else has it.

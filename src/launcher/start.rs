@@ -1,10 +1,13 @@
 //! From the supervisor's settings to a serving launcher: own namespaces, ids, groups, template, and the
 //! measurement of what this host enforces, by doing.
 
-use std::fs;
+use std::collections::HashSet;
+use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::mount::{MsFlags, mount};
@@ -14,17 +17,22 @@ use rlimit::Resource;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 
+use crate::launcher::bare;
 use crate::launcher::cgroup::{Cgroups, Found};
 use crate::launcher::child;
+use crate::launcher::guest::{self, InterpreterStart, Place, Program};
 use crate::launcher::leases::Leases;
+use crate::launcher::measured::{Measured, Missed};
 use crate::launcher::plan::{Profile, SpaceId, Step};
-use crate::launcher::posture::{Hello, LayerReport, Posture, PostureReport, RuntimeReport};
+use crate::launcher::posture::{Hello, Posture, PostureReport, RuntimeReport, Shape};
+use crate::launcher::release;
 use crate::launcher::rules::Rules;
-use crate::launcher::serve::{self, Abandoned, Launcher, NodeStart};
+use crate::launcher::serve::{self, Abandoned, Launcher};
 use crate::launcher::settings::Settings;
-use crate::launcher::shell::{Maker, StepError};
-use crate::launcher::spaces::Spaces;
+use crate::launcher::shell::{AtStep, Maker, Shell, StepError, Yard, failure};
+use crate::launcher::spaces::{Footing, Owners, Spaces};
 use crate::launcher::template::{Bind, Contents, Generated, Template};
+use crate::launcher::wire::STATUS_BYTES;
 use crate::launcher::zygotes::Nursery;
 use crate::sys::process::{Fork, fork};
 use crate::sys::raw;
@@ -70,48 +78,111 @@ pub struct Started {
     pub launcher: Option<Launcher>,
 }
 
-/// Prepares everything. Runs as pid 1 of a pid namespace and in a mount namespace of its own, as root.
+/// Prepares everything. Runs as root or as an ordinary account; as pid 1 of a pid namespace and in a mount
+/// namespace of its own, unless the settings say that there are none.
 pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError> {
     let unraised = settle(settings).during("settle into the launcher's namespaces")?;
     let abi = raw::landlock_abi().unwrap_or(0);
-    let rules = Rules::load(settings, abi)?;
+    let first = Rules::load(settings, abi, Shape::UserNamespace)?;
     let leases =
         if settings.root() { Leases::take() } else { Leases::single(settings.uid, &settings.state_dir) };
     let mut leases = leases.during("take a range of user ids")?;
     let (cgroups, found) = Cgroups::open(leases.name());
     let abandoned = Abandoned::new(leases.abandoned());
-    let mut spaces = Spaces::new(&settings.state_dir, settings.space, settings.root())
-        .during("open the folder of spaces")?;
     let runtimes = Runtimes::find(settings);
-    let point = settings.state_dir.join("template");
-    fs::create_dir_all(&point).during("make the template's mount point")?;
-    let template =
-        Template::build(&point, &contents(settings, &rules, &runtimes)).during("build the template root")?;
-    let maker = Maker {
-        home: serve::own_namespace("mnt").during("open the mount namespace")?,
-        template: template.namespace,
+    let mut missed = Missed::default();
+    let yard = match &settings.no_namespaces {
+        Some(failed) => {
+            missed.namespaces = Some(failed.clone());
+            None
+        }
+        None => yard(settings, &first, &runtimes)
+            .map_err(|error| missed.namespaces = Some(error.to_string()))
+            .ok(),
+    };
+    let mut spaces = Spaces::new(&settings.state_dir, settings.space, footing(&first, yard.is_some()))
+        .during("open the folder of spaces")?;
+    let mut ground = bare::Ground { runtimes: runtimes.on_host(), filters: filters_file(&first)? };
+    let mut maker = Maker {
+        yard,
+        ground: ground.clone(),
         init: sealed("caisson-init", INIT).during("seal init")?,
         shm: settings.shm,
     };
-    let (python, node) = runtimes.versions(&maker, leases.zygote(), rules.own_ids);
-    let probed = probe(&maker, &rules, &mut spaces, &mut leases, &cgroups, settings);
-    let report = report(settings, &probed, &found, abi);
-    if report.posture < settings.posture_floor {
-        return Ok(Started { report, launcher: None });
+    let mut made = None;
+    for shape in shapes(settings, maker.yard.is_some()).iter().copied() {
+        let mut rules = Rules::load(settings, abi, shape)?;
+        rules.bound_processes(found.pids.is_some(), bare::tasks_of(settings.uid));
+        if shape == Shape::Bare {
+            match prepare_bare(settings, abi, &spaces, &leases) {
+                Ok(harness) => ground.runtimes.push(harness),
+                Err(error) => {
+                    missed.bare = Some(error.to_string());
+                    continue;
+                }
+            }
+            ground.filters = filters_file(&rules)?;
+            maker.ground = ground.clone();
+        }
+        // With an image of its own for each space; where that fails, with folders.
+        let mut images = shape != Shape::Bare && settings.root();
+        loop {
+            spaces.settle(footing(&rules, images));
+            match probe(&maker, &rules, &mut spaces, &mut leases, &cgroups, settings) {
+                Ok(()) => {
+                    made = Some((rules, images));
+                    break;
+                }
+                Err(error) if images && matches!(error.step, Step::SpaceOpen | Step::SpaceMount) => {
+                    missed.images = Some(error.to_string());
+                    images = false;
+                }
+                Err(error) => {
+                    missed.note(shape, &error);
+                    break;
+                }
+            }
+        }
+        if made.is_some() {
+            break;
+        }
     }
-    let python_flags = python_flags(python.as_ref());
-    let node_start =
-        node.as_ref().map(|node| NodeStart { binary: node.binary.clone(), flags: node_flags(&node.version) });
-    let profiles: &[Profile] =
-        if python.is_some() && !settings.zygotes_off { &[Profile::Python, Profile::PythonData] } else { &[] };
+    let shape = made.as_ref().map(|(rules, _)| rules.shape);
+    let images = made.as_ref().is_some_and(|(_, images)| *images);
+    let measured = Measured { shape, images, missed, cgroups: &found, landlock: abi };
+    let report = measured.report(settings);
+    let served = made.filter(|_| report.posture != Posture::None && report.posture >= settings.posture_floor);
+    let Some((rules, _)) = served else { return Ok(Started { report, launcher: None }) };
+    if report.posture == Posture::Process && settings.tenants > 1 {
+        let source = io::Error::other(format!("{} tenants are configured", settings.tenants));
+        return Err(StartError::Io { what: "serve: posture process is for one tenant only", source });
+    }
+    let harness = match rules.shape {
+        Shape::Bare => settings.state_dir.join("harness"),
+        _ => PathBuf::from("/opt/caisson"),
+    };
+    let (python, node) = runtimes.versions(&maker, &rules, &mut leases);
+    let unanswered = runtimes.unanswered(python.as_ref(), node.as_ref());
+    let begin = |report: &RuntimeReport, flags: Vec<&'static str>, file: &str| InterpreterStart {
+        binary: report.binary.clone(),
+        flags,
+        harness: harness.join(file).to_string_lossy().into_owned(),
+    };
+    let python_start =
+        python.as_ref().map(|python| begin(python, python_flags(&python.version), "harness.py"));
+    let node_start = node.as_ref().map(|node| begin(node, node_flags(&node.version), "harness.js"));
+    // A zygote's fork enters a shell by owning its user namespace.
+    let warm = python.is_some() && !settings.zygotes_off && rules.shape == Shape::UserNamespace;
+    let profiles: &[Profile] = if warm { &[Profile::Python, Profile::PythonData] } else { &[] };
     let hello = Hello {
         posture: report.clone(),
         accounts: rules.accounts.iter().map(|account| account.name.clone()).collect(),
         warm: Vec::new(),
-        warnings: [warnings(&found), unraised].concat(),
-        python: python.clone(),
+        warnings: [warnings(&found), unraised, unanswered].concat(),
+        python,
         node,
     };
+    let binaries = [&python_start, &node_start].into_iter().flatten().map(|start| start.binary.as_str());
     let launcher = Launcher {
         daemon,
         zygote_cgroup: cgroups.side("zygotes").during("make the zygotes' cgroup")?,
@@ -123,24 +194,104 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         leases,
         abandoned,
         nurseries: profiles.iter().map(|profile| Nursery::new(*profile)).collect(),
-        python_flags,
+        path: search_path(binaries),
+        python: python_start,
         node: node_start,
-        python: python.is_some(),
         shells_ready: settings.shells_ready,
         hello,
     };
     Ok(Started { report, launcher: Some(launcher) })
 }
 
+/// What can be tried on this host, the most first.
+fn shapes(settings: &Settings, yard: bool) -> &'static [Shape] {
+    match (yard, settings.root()) {
+        (true, true) => &[Shape::UserNamespace, Shape::Namespaces, Shape::Bare],
+        // In a user namespace of its own the launcher's account is root, and must not be a guest's.
+        (true, false) => &[Shape::UserNamespace],
+        (false, _) => &[Shape::Bare],
+    }
+}
+
+/// The template, and the way back from it.
+fn yard(settings: &Settings, rules: &Rules, runtimes: &Runtimes) -> io::Result<Yard> {
+    let point = settings.state_dir.join("template");
+    fs::create_dir_all(&point)?;
+    let template = Template::build(&point, &contents(settings, rules, runtimes))?;
+    Ok(Yard { home: serve::own_namespace("mnt")?, template: template.namespace })
+}
+
+fn footing(rules: &Rules, images: bool) -> Footing {
+    let owners = match (rules.own_ids, rules.ids_on_disk()) {
+        (false, _) => Owners::Account,
+        (true, true) => Owners::Block,
+        (true, false) => Owners::Inner,
+    };
+    Footing {
+        images: images && rules.own_ids,
+        owners,
+        accounts: rules.accounts.iter().map(|account| account.uid).collect(),
+    }
+}
+
+/// What sandboxes without namespaces need of the host; ends what a killed launcher left of them, whose ids are
+/// ours now. Returns the folder of the harnesses.
+fn prepare_bare(settings: &Settings, abi: usize, spaces: &Spaces, leases: &Leases) -> io::Result<PathBuf> {
+    if abi < bare::LANDLOCK_ABI_LEAST {
+        let text =
+            format!("Landlock ABI {abi}: without namespaces ABI {} is needed", bare::LANDLOCK_ABI_LEAST);
+        return Err(io::Error::other(text));
+    }
+    nix::sys::prctl::set_child_subreaper(true)?;
+    if settings.root() {
+        bare::open_the_way(&settings.state_dir, &spaces.folders())?;
+        for id in bare::ids_in_use(&leases.range()) {
+            tracing::warn!(id, "ending processes that an earlier launcher left");
+            bare::kill_id(id)?;
+        }
+    }
+    lay_out_harness(&settings.state_dir)
+}
+
+/// All filters of a guest, as an init without namespaces reads them.
+fn filters_file(rules: &Rules) -> Result<Arc<OwnedFd>, StartError> {
+    let bytes = filter_bytes(rules.first.iter().chain(&rules.second));
+    Ok(Arc::new(sealed("caisson-filters", &bytes).during("seal the filters")?))
+}
+
+/// The harnesses where guests without a root of their own find them. Returns the folder.
+fn lay_out_harness(state_dir: &Path) -> io::Result<PathBuf> {
+    let dir = state_dir.join("harness");
+    fs::create_dir_all(&dir)?;
+    fs::set_permissions(&dir, Permissions::from_mode(0o755))?;
+    for (name, text) in [("harness.py", HARNESS_PY), ("harness.js", HARNESS_JS)] {
+        let path = dir.join(name);
+        fs::write(&path, text)?;
+        fs::set_permissions(&path, Permissions::from_mode(0o644))?;
+    }
+    Ok(dir)
+}
+
+/// `PATH` of guests: the interpreters' own folders before the system's.
+fn search_path<'a>(binaries: impl Iterator<Item = &'a str>) -> String {
+    const SYSTEM: &str = "/usr/local/bin:/usr/bin:/bin";
+    let mut folders: Vec<&str> = Vec::new();
+    for folder in binaries.filter_map(|binary| Path::new(binary).parent()?.to_str()) {
+        if !folders.contains(&folder) && !SYSTEM.split(':').any(|system| system == folder) {
+            folders.push(folder);
+        }
+    }
+    folders.push(SYSTEM);
+    folders.join(":")
+}
+
 /// A private mount tree, a `/proc` of our own pid namespace, limits that bind nobody but ourselves. Returns
 /// what an operator should know.
 fn settle(settings: &Settings) -> io::Result<Vec<String>> {
-    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-    mount(None::<&str>, "/", None::<&str>, private, None::<&str>)?;
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)?;
-    fs::write("/proc/sys/kernel/ns_last_pid", ZYGOTE_PID_LEAST)?;
     nix::sys::prctl::set_dumpable(false)?;
+    if settings.no_namespaces.is_none() {
+        settle_in_namespaces()?;
+    }
     // Whoever makes a user namespace is charged for all its guests together: these must bind the guests one
     // by one, after they have entered.
     for resource in [Resource::NPROC, Resource::SIGPENDING, Resource::MEMLOCK, Resource::MSGQUEUE] {
@@ -153,6 +304,14 @@ fn settle(settings: &Settings) -> io::Result<Vec<String>> {
     let (_, hard) = Resource::NOFILE.get()?;
     Resource::NOFILE.set(hard, hard)?;
     Ok(if settings.root() { raise_inotify() } else { Vec::new() })
+}
+
+fn settle_in_namespaces() -> io::Result<()> {
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(None::<&str>, "/", None::<&str>, private, None::<&str>)?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)?;
+    fs::write("/proc/sys/kernel/ns_last_pid", ZYGOTE_PID_LEAST)
 }
 
 /// A failure is no error, but a guest can then take a neighbour's share: the warnings tell.
@@ -192,83 +351,108 @@ fn sealed(name: &str, content: &[u8]) -> io::Result<OwnedFd> {
 /// Interpreters on the host and where they are shown inside.
 #[derive(Debug)]
 struct Runtimes {
-    python: Option<PathBuf>,
-    /// Extra trees that the environment's interpreter lives in.
-    python_binds: Vec<PathBuf>,
-    node: Option<(PathBuf, String)>,
-    node_bind: Option<PathBuf>,
+    python: Option<Runtime>,
+    node: Option<Runtime>,
 }
 
-/// Where a Node outside `/usr` is shown.
+/// One of them.
+#[derive(Debug)]
+struct Runtime {
+    /// On the host, as it was named.
+    host: PathBuf,
+    /// In a root of its own.
+    inside: String,
+    /// Trees that it lives in outside `/usr`, and where they are shown.
+    trees: Vec<(PathBuf, PathBuf)>,
+}
+
+/// Where interpreters outside `/usr` are shown.
+const PYTHON_INSIDE: &str = "/opt/python";
 const NODE_INSIDE: &str = "/opt/node";
 
 impl Runtimes {
     fn find(settings: &Settings) -> Runtimes {
-        let python = settings.python_env.clone().filter(|env| env.join("bin/python3").exists());
-        let mut python_binds = Vec::new();
-        if let Some(env) = &python
-            && let Ok(real) = fs::canonicalize(env.join("bin/python3"))
-            && !real.starts_with("/usr")
-            && !real.starts_with(env)
-            && let Some(prefix) = real.parent().and_then(Path::parent)
-        {
-            python_binds.push(prefix.to_owned());
-        }
-        let real = settings.node_binary.as_ref().and_then(|node| fs::canonicalize(node).ok());
-        let (node, node_bind) = match real {
-            Some(real) if real.starts_with("/usr") => {
-                let inside = real.to_string_lossy().into_owned();
-                (Some((real, inside)), None)
-            }
-            Some(real) => {
-                let prefix = real.parent().and_then(Path::parent).map(Path::to_owned);
-                (Some((real, format!("{NODE_INSIDE}/bin/node"))), prefix)
-            }
-            None => (None, None),
-        };
-        Runtimes { python, python_binds, node, node_bind }
+        let env = settings.python_env.as_ref().and_then(|env| Runtime::of_env(env));
+        let python = env.or_else(|| Runtime::of_binary(settings.python_binary.as_deref()?, PYTHON_INSIDE));
+        let node = settings.node_binary.as_ref().and_then(|node| Runtime::of_binary(node, NODE_INSIDE));
+        Runtimes { python, node }
     }
 
-    /// Asks each interpreter for its version, inside the template and under a uid of nobody.
+    /// Trees of the host that a guest without a root of its own must read.
+    fn on_host(&self) -> Vec<PathBuf> {
+        let all = [&self.python, &self.node].into_iter().flatten();
+        all.flat_map(|runtime| runtime.trees.iter().map(|(source, _)| source.clone())).collect()
+    }
+
+    /// Asks each interpreter for its version, where guests would start it and under a uid of nobody.
     fn versions(
         &self,
         maker: &Maker,
-        uid: u32,
-        own_ids: bool,
+        rules: &Rules,
+        leases: &mut Leases,
     ) -> (Option<RuntimeReport>, Option<RuntimeReport>) {
-        let report = |binary: &str, host: &Path| {
-            let text = ask_version(maker, uid, own_ids, binary)?;
+        let bare = rules.shape == Shape::Bare;
+        let uid = if rules.unprivileged() { rules.account.0 } else { leases.zygote() };
+        let report = |runtime: &Runtime| {
+            let host_binary = runtime.host.to_string_lossy().into_owned();
+            let binary = if bare { host_binary.clone() } else { runtime.inside.clone() };
+            let text = ask_version(maker, rules, uid, &binary)?;
             let version = text.trim().trim_start_matches("Python ").to_owned();
-            let host_binary = host.to_string_lossy().into_owned();
-            Some(RuntimeReport { binary: binary.to_owned(), version, host_binary })
+            Some(RuntimeReport { binary, version, host_binary })
         };
-        let python =
-            self.python.as_ref().and_then(|env| report("/opt/python/bin/python3", &env.join("bin/python3")));
-        let node = self.node.as_ref().and_then(|(host, inside)| report(inside, host));
-        (python, node)
+        (self.python.as_ref().and_then(report), self.node.as_ref().and_then(report))
+    }
+
+    /// A warning for each that is there and does not answer.
+    fn unanswered(&self, python: Option<&RuntimeReport>, node: Option<&RuntimeReport>) -> Vec<String> {
+        let silent =
+            [(&self.python, python), (&self.node, node)].into_iter().filter_map(|(runtime, report)| {
+                let runtime = runtime.as_ref().filter(|_| report.is_none())?;
+                Some(format!("{} cannot be started as a guest would start it", runtime.host.display()))
+            });
+        silent.collect()
+    }
+}
+
+impl Runtime {
+    /// The product's own environment: a venv, whose interpreter may lie elsewhere.
+    fn of_env(env: &Path) -> Option<Runtime> {
+        let host = env.join("bin/python3");
+        let real = fs::canonicalize(&host).ok()?;
+        let mut trees = vec![(env.to_owned(), PathBuf::from(PYTHON_INSIDE))];
+        if !real.starts_with("/usr")
+            && !real.starts_with(env)
+            && let Some(prefix) = real.parent().and_then(Path::parent)
+        {
+            // The environment's links lead to it by its own path.
+            trees.push((prefix.to_owned(), prefix.to_owned()));
+        }
+        Some(Runtime { host, inside: format!("{PYTHON_INSIDE}/bin/python3"), trees })
+    }
+
+    /// A binary somewhere: below `/usr` it is where it is, else its prefix is shown at `target`.
+    fn of_binary(binary: &Path, target: &str) -> Option<Runtime> {
+        let real = fs::canonicalize(binary).ok()?;
+        if real.starts_with("/usr") {
+            return Some(Runtime { inside: real.to_str()?.to_owned(), host: real, trees: Vec::new() });
+        }
+        let prefix = real.parent()?.parent()?.to_owned();
+        let inside = format!("{target}/{}", real.strip_prefix(&prefix).ok()?.to_str()?);
+        Some(Runtime { host: real, inside, trees: vec![(prefix, PathBuf::from(target))] })
     }
 }
 
 fn contents(settings: &Settings, rules: &Rules, runtimes: &Runtimes) -> Contents {
-    let bind = |source: &Path, target: &str| Bind {
+    let bind = |source: &Path, target: &Path| Bind {
         source: source.to_owned(),
-        target: PathBuf::from(target),
+        target: target.to_owned(),
         optional: false,
     };
-    let mut binds = Vec::new();
-    if let Some(python) = &runtimes.python {
-        binds.push(bind(python, "/opt/python"));
-        binds.extend(runtimes.python_binds.iter().map(|tree| Bind {
-            source: tree.clone(),
-            target: tree.clone(),
-            optional: false,
-        }));
-    }
+    let all = [&runtimes.python, &runtimes.node].into_iter().flatten();
+    let mut binds: Vec<Bind> =
+        all.flat_map(|runtime| runtime.trees.iter().map(|(source, target)| bind(source, target))).collect();
     if let Some(caches) = settings.python_caches.as_ref().filter(|caches| caches.is_dir()) {
-        binds.push(bind(caches, "/opt/caisson/caches"));
-    }
-    if let Some(node) = &runtimes.node_bind {
-        binds.push(bind(node, NODE_INSIDE));
+        binds.push(bind(caches, Path::new("/opt/caisson/caches")));
     }
     let file = |target, content: Vec<u8>| Generated { target, content };
     let mut files = vec![
@@ -276,16 +460,16 @@ fn contents(settings: &Settings, rules: &Rules, runtimes: &Runtimes) -> Contents
         file("/opt/caisson/harness.js", HARNESS_JS.into()),
         file("/opt/caisson/zygote.py", ZYGOTE_PY.into()),
         file("/opt/caisson/libcaisson.so", LIBRARY.into()),
-        file("/opt/caisson/second.bpf", second_layer(rules)),
+        file("/opt/caisson/second.bpf", filter_bytes(&rules.second)),
     ];
     files.extend(rules.etc.iter().map(|(target, text)| file(target, text.clone().into_bytes())));
     Contents { binds, files }
 }
 
 /// Length in words, then the words, for each filter.
-fn second_layer(rules: &Rules) -> Vec<u8> {
+fn filter_bytes<'a>(programs: impl IntoIterator<Item = &'a Vec<u64>>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for program in &rules.second {
+    for program in programs {
         bytes.extend_from_slice(&(program.len() as u64).to_ne_bytes());
         bytes.extend(program.iter().flat_map(|word| word.to_ne_bytes()));
     }
@@ -293,8 +477,8 @@ fn second_layer(rules: &Rules) -> Vec<u8> {
 }
 
 /// `-P` exists from 3.11 on; not `-I`, which would ignore PYTHONMALLOC.
-fn python_flags(python: Option<&RuntimeReport>) -> Vec<&'static str> {
-    let minor = python.and_then(|python| python.version.split('.').nth(1)?.parse::<u32>().ok());
+fn python_flags(version: &str) -> Vec<&'static str> {
+    let minor = version.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok());
     if minor.is_some_and(|minor| minor >= 11) { vec!["-s", "-P", "-B"] } else { vec!["-s", "-B"] }
 }
 
@@ -306,8 +490,8 @@ fn node_flags(version: &str) -> Vec<&'static str> {
     if has_switch { vec!["--disable-sigusr1"] } else { Vec::new() }
 }
 
-/// Runs `BINARY --version` in the template as `uid`, with nothing else.
-fn ask_version(maker: &Maker, uid: u32, own_ids: bool, binary: &str) -> Option<String> {
+/// Runs `BINARY --version` where guests see it, as `uid`, with nothing else.
+fn ask_version(maker: &Maker, rules: &Rules, uid: u32, binary: &str) -> Option<String> {
     let (mut read, write) = io::pipe().ok()?;
     // SAFETY: the launcher has one thread.
     match unsafe { fork() }.ok()? {
@@ -315,11 +499,15 @@ fn ask_version(maker: &Maker, uid: u32, own_ids: bool, binary: &str) -> Option<S
             drop(read);
             let run = || -> io::Result<std::convert::Infallible> {
                 let errno = |errno| io::Error::from_raw_os_error(errno);
-                setns(&maker.template, CloneFlags::CLONE_NEWNS)?;
+                if let Some(yard) = maker.yard.as_ref().filter(|_| rules.shape != Shape::Bare) {
+                    setns(&yard.template, CloneFlags::CLONE_NEWNS)?;
+                }
                 raw::dup3(write.as_raw_fd(), 1, 0).map_err(errno)?;
                 raw::close_from(3).map_err(errno)?;
-                child::drop_bounding().map_err(errno)?;
-                child::assume(uid, uid, own_ids).map_err(errno)?;
+                if !rules.unprivileged() {
+                    child::drop_bounding().map_err(errno)?;
+                    child::assume(uid, uid, rules.own_ids).map_err(errno)?;
+                }
                 child::give_up_capabilities().map_err(errno)?;
                 raw::prctl(raw::PR_SET_NO_NEW_PRIVS, 1, 0).map_err(errno)?;
                 let path = std::ffi::CString::new(binary)?;
@@ -348,7 +536,10 @@ fn ask_version(maker: &Maker, uid: u32, own_ids: bool, binary: &str) -> Option<S
 
 // ---- measurement ------------------------------------------------------------------------------------------
 
-/// Makes one shell with everything and throws it away.
+/// What a throw-away sandbox runs: it is there on every host, and says nothing.
+const PROBE_PROGRAM: &str = "/usr/bin/true";
+
+/// Makes one sandbox with everything, as if for a guest, verifies it from outside and throws it away.
 fn probe(
     maker: &Maker,
     rules: &Rules,
@@ -357,85 +548,83 @@ fn probe(
     cgroups: &Cgroups,
     settings: &Settings,
 ) -> Result<(), StepError> {
-    let at = |step: Step, source: io::Error| StepError { step, source };
     // Number 0 is no tenant's: the daemon cannot name it.
     let space = SpaceId(0);
-    spaces.enter(space).map_err(|error| at(Step::SpaceOpen, error))?;
-    let block = leases.block().ok_or_else(|| at(Step::Lease, io::Error::other("no user ids are left")))?;
-    let leaf = cgroups.leaf("probe", "probe", settings.cgroup).map_err(|error| at(Step::Cgroup, error))?;
-    let made = maker.start(rules, spaces, space, 0, block, leaf).and_then(|mut shell| {
-        let mut waiting = [PollFd::new(&shell.socket, PollFlags::IN)];
-        let timeout = rustix::event::Timespec { tv_sec: PROBE_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
-        // A time-out shows as a failed read right after.
-        let _ = poll(&mut waiting, Some(&timeout));
-        let finished = shell.finish();
-        shell.kill();
-        let deadline = Instant::now() + PROBE_TIMEOUT;
-        while waitpid(shell.pid, Some(WaitPidFlag::__WALL)).is_err() && Instant::now() < deadline {}
-        while !shell.leaf.remove() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(2));
+    let own = spaces.enter(space, leases).at(Step::SpaceOpen)?;
+    let no_ids = || io::Error::other("no user ids are left");
+    let block = own.or_else(|| leases.block()).ok_or_else(no_ids).at(Step::Lease);
+    let tried = block.and_then(|block| {
+        let made = cgroups
+            .leaf("probe", "probe", settings.cgroup)
+            .at(Step::Cgroup)
+            .and_then(|leaf| maker.start(rules, spaces, space, 0, block, leaf));
+        let tried = made.and_then(|mut shell| {
+            let tried = try_out(&mut shell, rules, spaces);
+            throw_away(&shell);
+            tried
+        });
+        if own.is_none() {
+            leases.free(block);
         }
-        cgroups.remove_space("probe");
-        finished
+        tried
     });
-    leases.free(block);
+    cgroups.remove_space("probe");
     spaces.leave(space);
-    made
+    // Nobody is in it: it may stand on another footing next.
+    spaces.close_all(leases);
+    tried
 }
 
-fn report(settings: &Settings, probed: &Result<(), StepError>, found: &Found, abi: usize) -> PostureReport {
-    let whole = probed.is_ok();
-    let root = settings.root();
-    let failed = probed.as_ref().err().map(|error| format!("{}: {}", error.step, error.source));
-    let mut layers = Vec::new();
-    let mut layer = |name: &str, enforced: bool, detail: &str, failed: Option<String>, grant: &str| {
-        layers.push(LayerReport {
-            layer: name.to_owned(),
-            enforced,
-            detail: detail.to_owned(),
-            failed: failed.filter(|_| !enforced),
-            grant: (!enforced).then(|| grant.to_owned()),
-        });
-    };
-    let namespaces = "user, mount, pid, network, ipc, uts, cgroup; a root of its own";
-    let grant = "user namespaces (user.max_user_namespaces) and CAP_SYS_ADMIN";
-    layer("namespaces", whole, namespaces, failed.clone(), grant);
-    if root {
-        let space = "ext4 image, idmapped: hard limits on bytes and inodes";
-        layer("space", whole, space, failed, "loop devices, and mke2fs on the host");
+/// A guest in the shell, up to the check from outside.
+fn try_out(shell: &mut Shell, rules: &Rules, spaces: &Spaces) -> Result<(), StepError> {
+    wait_readable(&shell.socket);
+    shell.finish(rules)?;
+    let path = search_path(std::iter::empty());
+    let name = &rules.accounts[0].name;
+    let ends = if shell.bare {
+        let place = Place::on_host(&spaces.parts(shell.space));
+        guest::fork_by_init(shell, rules, 0, &Program::of(&[PROBE_PROGRAM], &path, name, &place))?
     } else {
-        let space = "a folder: a limit per file, none on their sum or number";
-        layer("space", false, space, Some("mount: not as this account".to_owned()), "start caisson as root");
-    }
-    let landlock = format!("file rules, ABI {abi}");
-    let missing = Some("landlock_create_ruleset: not supported".to_owned());
-    layer("landlock", abi > 0, &landlock, missing, "a kernel with Landlock in its lsm= list");
-    layer("seccomp", true, "two layers, default deny", None, "");
-    for (name, version) in [("memory", found.memory), ("pids", found.pids), ("cpu", found.cpu)] {
-        let grant = format!("a writable cgroup with the {name} controller");
-        let detail = version.unwrap_or("not bounded");
-        layer(&format!("cgroup {name}"), version.is_some(), detail, found.failed.clone(), &grant);
-    }
-    if root {
-        layer("identity", true, "a block of host user ids for each sandbox, init under its own", None, "");
-    } else {
-        let shared = "one user id for all sandboxes and their inits, the account's own";
-        layer(
-            "identity",
-            false,
-            shared,
-            Some("setuid: not as this account".to_owned()),
-            "start caisson as root",
-        );
-    }
-    layer("capabilities", true, "none in any set, securebits locked, no_new_privs", None, "");
-    layer("rlimits", true, "core, nofile, nproc, memlock, sigpending, msgqueue, fsize", None, "");
-    let posture = match (root, whole && abi > 0) {
-        (true, true) if found.complete() => Posture::Full,
-        (false, true) => Posture::Userns,
-        _ => Posture::Process,
+        guest::exec_into(shell, rules, 0, &Program::of(&[PROBE_PROGRAM], &path, name, &Place::inside()))?
     };
-    PostureReport { posture, layers, root, uid: settings.uid }
+    wait_readable(&ends.status);
+    let mut report = [0_u8; STATUS_BYTES];
+    if rustix::io::read(&ends.status, &mut report).at(Step::Stop)? != STATUS_BYTES {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).at(Step::MoveIn);
+    }
+    if let Some((step, source)) = failure(&report) {
+        return Err(StepError { step, source });
+    }
+    let guest =
+        if shell.bare { bare::guest_of(shell.pid) } else { serve::find_guest(shell, |pid| pid == shell.pid) };
+    let guest = guest.ok_or_else(|| io::Error::from(rustix::io::Errno::SRCH)).at(Step::Release)?;
+    release::verify(guest, shell, rules, 0, &release::own_namespaces())
+        .map_err(io::Error::other)
+        .at(Step::Release)?;
+    rustix::io::write(&ends.release, b"g").at(Step::Release)?;
+    Ok(())
+}
+
+/// Ends it and waits until nothing of it is left.
+fn throw_away(shell: &Shell) {
+    shell.kill();
+    let deadline = Instant::now() + PROBE_TIMEOUT;
+    let any = Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG);
+    // Every child of ours is its: nothing else has been started yet.
+    while waitpid(None, any) != Err(nix::Error::ECHILD) && Instant::now() < deadline {
+        bare::kill_strays(&HashSet::new());
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    while !shell.leaf.remove() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn wait_readable(fd: &OwnedFd) {
+    let mut waiting = [PollFd::new(fd, PollFlags::IN)];
+    let timeout = rustix::event::Timespec { tv_sec: PROBE_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+    // A time-out shows as a failed read right after.
+    let _ = poll(&mut waiting, Some(&timeout));
 }
 
 fn warnings(found: &Found) -> Vec<String> {

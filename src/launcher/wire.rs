@@ -43,6 +43,11 @@ pub fn status(step: u8, errno: i32) -> [u8; STATUS_BYTES] {
     [step, 0, 0, 0, e[0], e[1], e[2], e[3]]
 }
 
+/// First byte of the record by which the init of a sandbox without namespaces tells how its guest ended; the exit
+/// code, or the number of the signal, follows.
+pub const GUEST_EXITED: u8 = 0xfe;
+pub const GUEST_SIGNALED: u8 = 0xff;
+
 /// Descriptors of a job, in this order, in the packet that carries it.
 pub mod slot {
     pub const NULL: usize = 0;
@@ -97,9 +102,32 @@ pub struct Job {
     pub landlock: u32,
     /// 1 where the kernel lets nobody change groups: a user namespace that an ordinary account made.
     pub keep_groups: u32,
+    /// 1 where the maker has no capabilities: it cannot drop what it cannot have.
+    pub unprivileged: u32,
+    /// 1 where no pid namespace ends the guest with its init.
+    pub ends_with_parent: u32,
+    pub _pad: u32,
     pub limits: [Limit; LIMITS_MAX],
     pub limit_count: u32,
 }
+
+/// Bytes of all words of a [`Launch`], and most of them.
+pub const LAUNCH_WORD_BYTES: usize = 4096;
+pub const LAUNCH_WORDS_MAX: usize = 64;
+
+/// What the init of a sandbox without namespaces forks and executes: the job, and the program's words, each ended
+/// by a zero byte: working directory, program, arguments, environment.
+#[derive(Copy, Clone, Debug)]
+#[repr(C)]
+pub struct Launch {
+    pub job: Job,
+    /// Arguments, the program's name among them.
+    pub argument_count: u32,
+    pub environment_count: u32,
+    pub words: [u8; LAUNCH_WORD_BYTES],
+}
+
+pub const LAUNCH_BYTES: usize = core::mem::size_of::<Launch>();
 
 pub const JOB_MAGIC: u32 = 0xCA15_0001;
 pub const JOB_BYTES: usize = core::mem::size_of::<Job>();
@@ -139,6 +167,9 @@ pub struct Setup {
     pub handled_fs: u64,
     pub rule_count: u32,
     pub filter_words: u32,
+    /// With [`SETUP_OWN_ID`]: what init becomes on the host.
+    pub init_id: u32,
+    pub _pad: u32,
     pub rules: [Rule; RULES_MAX],
     pub filter: [u64; INIT_FILTER_WORDS],
 }
@@ -149,14 +180,19 @@ pub const SETUP_BYTES: usize = core::mem::size_of::<Setup>();
 pub const SETUP_USER: u32 = 1;
 /// It has a root, which init becomes. Where a single id is mapped there is none.
 pub const SETUP_ROOT: u32 = 8;
+/// There is no user namespace: init starts as root of the host and becomes `init_id` when it has built.
+pub const SETUP_OWN_ID: u32 = 16;
 /// Make a cgroup namespace of its own.
 pub const SETUP_CGROUP: u32 = 2;
+/// No namespaces: nothing to build. Init forks the guest itself and reports its end.
+pub const SETUP_BARE: u32 = 32;
 /// Three detached trees come along: `/mnt/data`, `/tmp`, `/home/sandbox`.
 pub const SETUP_SPACE: u32 = 4;
 
 /// Records travel as their bytes.
 pub trait Record: Copy {}
 impl Record for Job {}
+impl Record for Launch {}
 impl Record for Setup {}
 
 /// The bytes of a record.

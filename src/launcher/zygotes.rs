@@ -17,6 +17,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::Pid;
 
 use crate::launcher::child;
+use crate::launcher::guest::InterpreterStart;
 use crate::launcher::plan::Profile;
 use crate::launcher::rules::Rules;
 use crate::sys::process::{Fork, fork};
@@ -65,8 +66,9 @@ pub struct Ground<'a> {
     pub rules: &'a Rules,
     /// Files of the zygotes' own cgroup.
     pub cgroup: &'a [OwnedFd],
-    /// Version-dependent start flags of the interpreter.
-    pub python_flags: &'a [&'static str],
+    pub python: &'a InterpreterStart,
+    /// `PATH` of guests.
+    pub path: &'a str,
 }
 
 impl Nursery {
@@ -92,7 +94,7 @@ impl Nursery {
         let (ours, theirs) = packet::pair()?;
         // A zygote that does not read must not make us wait.
         rustix::io::ioctl_fionbio(&ours, true)?;
-        let arguments = self.arguments(ground.python_flags);
+        let arguments = self.arguments(ground.python);
         // SAFETY: the launcher has one thread.
         let pid = match unsafe { fork() }? {
             Fork::Child => become_zygote(ground, uid, theirs.as_fd(), &arguments),
@@ -128,9 +130,9 @@ impl Nursery {
         }
     }
 
-    fn arguments(&self, flags: &[&'static str]) -> Vec<CString> {
-        let mut words = vec!["/opt/python/bin/python3"];
-        words.extend(flags);
+    fn arguments(&self, python: &InterpreterStart) -> Vec<CString> {
+        let mut words = vec![python.binary.as_str()];
+        words.extend(&python.flags);
         words.extend(["/opt/caisson/zygote.py", self.profile.name()]);
         for package in &self.without {
             words.extend(["--without", package]);
@@ -140,8 +142,7 @@ impl Nursery {
 }
 
 /// Environment of a zygote: built from nothing, and free of secrets, since a guest can read it.
-const ENVIRONMENT: [&str; 9] = [
-    "PATH=/opt/python/bin:/usr/local/bin:/usr/bin:/bin",
+const ENVIRONMENT: [&str; 8] = [
     "LANG=C.UTF-8",
     "OPENBLAS_NUM_THREADS=1",
     "OMP_NUM_THREADS=1",
@@ -160,8 +161,10 @@ const HUGE_PAGES: [(&str, &str); 2] =
 /// In the child, with the launcher's privileges until `child::assume`: enters the template, becomes nobody,
 /// executes the interpreter.
 fn become_zygote(ground: &Ground<'_>, uid: u32, socket: BorrowedFd<'_>, arguments: &[CString]) -> ! {
+    let path = format!("PATH={}", ground.path);
+    let words = ENVIRONMENT.iter().copied().chain([path.as_str()]);
     let environment: Vec<CString> =
-        ENVIRONMENT.iter().map(|word| CString::new(*word).expect("our own words have no NUL")).collect();
+        words.map(|word| CString::new(word).expect("our own words have no NUL")).collect();
     let error = match settle(ground, uid, socket) {
         Ok(()) => exec(arguments, &environment),
         Err(error) => error,

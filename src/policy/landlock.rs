@@ -28,7 +28,7 @@ pub enum Access {
 /// One path and its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathRule {
-    /// Absolute, as seen inside, without `.` and `..`.
+    /// Absolute, as the guest sees it, without `.` and `..`.
     pub path: PathBuf,
     pub access: Access,
     /// Left out where the path does not exist, instead of failing the launch.
@@ -39,13 +39,17 @@ pub struct PathRule {
 /// The ruleset of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LandlockPolicy {
+    /// Inside a root of its own.
     pub rules: Vec<PathRule>,
+    /// On the host, where there is no root of its own; besides the interpreters and the space.
+    pub bare: Vec<PathRule>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawLandlock {
     rule: Vec<Spanned<RawRule>>,
+    bare: Vec<Spanned<RawRule>>,
 }
 
 #[derive(Deserialize)]
@@ -59,9 +63,13 @@ struct RawRule {
 }
 
 pub(super) fn check(raw: RawLandlock) -> Result<LandlockPolicy, Fault> {
+    Ok(LandlockPolicy { rules: check_list(raw.rule)?, bare: check_list(raw.bare)? })
+}
+
+fn check_list(list: Vec<Spanned<RawRule>>) -> Result<Vec<PathRule>, Fault> {
     let mut seen = HashSet::new();
     let mut rules = Vec::new();
-    for entry in raw.rule {
+    for entry in list {
         let raw = entry.into_inner();
         check_why(&raw.why)?;
         if !is_plain(raw.path.get_ref()) {
@@ -75,7 +83,7 @@ pub(super) fn check(raw: RawLandlock) -> Result<LandlockPolicy, Fault> {
             why: raw.why.into_inner(),
         });
     }
-    Ok(LandlockPolicy { rules })
+    Ok(rules)
 }
 
 fn is_plain(path: &Path) -> bool {

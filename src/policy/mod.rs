@@ -189,7 +189,9 @@ mod tests {
         assert_eq!(reason, "`getpid` is listed twice");
         assert!(line > SECCOMP.1.lines().count(), "{line}");
         let rule = "[[rule]]\npath = \"/usr\"\naccess = \"read\"\nwhy = \"x\"\n";
-        assert_eq!(refused("landlock.toml", &format!("{rule}{rule}")).1, "`/usr` is listed twice");
+        let bare = rule.replace("[[rule]]", "[[bare]]");
+        assert_eq!(refused("landlock.toml", &format!("{rule}{bare}{bare}")).1, "`/usr` is listed twice");
+        assert_eq!(refused("landlock.toml", &format!("{rule}{rule}{bare}")).1, "`/usr` is listed twice");
     }
 
     #[test]

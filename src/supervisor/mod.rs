@@ -11,7 +11,7 @@
 //! One thread; no HTTP, no guest's byte, no plan passes here.
 #![forbid(unsafe_code)]
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,6 +23,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::launcher::bare;
 use crate::launcher::settings::Settings;
 use crate::supervisor::stages::{Account, daemon_stage, launcher_stage};
 use crate::sys::packet;
@@ -99,6 +100,7 @@ impl Supervisor {
             for (pid, status) in reap() {
                 if pid == running.daemon && ending.is_some() {
                     end_launcher(running.launcher);
+                    bare::kill_strays(&HashSet::new());
                     return Ok(());
                 }
                 if pid == running.launcher && status == Some(EXIT_ISOLATION) {
@@ -119,8 +121,15 @@ impl Supervisor {
                     return Err(ServeError::Restarts);
                 }
                 std::thread::sleep(RESTART_WAIT);
+                // Without a pid namespace a dead launcher's guests are ours now.
+                bare::kill_strays(&[running.daemon, running.launcher].into());
                 if pid == running.launcher {
-                    running.launcher = self.replace_launcher(&running).map_err(io("start a launcher"))?;
+                    let (launcher, socket) = self.start_launcher().map_err(io("start a launcher"))?;
+                    running.launcher = launcher;
+                    if let Err(error) = send_launcher(&running.control, &socket) {
+                        // The daemon died as well: its end starts a new pair, and this launcher has nobody.
+                        tracing::warn!(%error, "the daemon does not take a launcher");
+                    }
                 } else {
                     end_launcher(running.launcher);
                     running = self.start_pair().map_err(io("start launcher and daemon"))?;
@@ -142,12 +151,6 @@ impl Supervisor {
         let (ours, theirs) = packet::pair()?;
         let pid = launcher_stage(&self.settings, &self.log, theirs.as_fd())?;
         Ok((pid, ours))
-    }
-
-    fn replace_launcher(&self, running: &Running) -> io::Result<Pid> {
-        let (launcher, socket) = self.start_launcher()?;
-        send_launcher(&running.control, &socket)?;
-        Ok(launcher)
     }
 
     fn forward(&self, running: &Running, again: bool) {

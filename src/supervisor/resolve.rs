@@ -1,6 +1,7 @@
 //! From the resolved configuration to what the launcher is told: which interpreters, which folders.
 #![forbid(unsafe_code)]
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use crate::config::Config;
@@ -42,6 +43,8 @@ pub fn settings(config: &Config, search: &str) -> Settings {
         nofile: limits.nofile.into(),
         shells_ready: SHELLS_READY,
         zygotes_off: config.strict,
+        tenants: config.api_keys.iter().map(|key| &key.tenant).collect::<HashSet<_>>().len().max(1),
+        no_namespaces: None,
     }
 }
 

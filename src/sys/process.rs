@@ -47,12 +47,18 @@ const START_STACK_BYTES: usize = 32 * 1024;
 struct InitStart {
     socket: i32,
     program: i32,
+    /// The first process of a user namespace whose id maps are not written yet.
+    unmapped: bool,
 }
 
 /// Starts `program` (a memfd) as pid 1 of the namespaces in `flags`, with `socket` as its descriptor 3.
 /// Its memory is never a copy of ours: the clone shares it, and we sleep until the exec.
 pub fn start_init(flags: u64, socket: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<(Pid, OwnedFd)> {
-    let start = InitStart { socket: socket.as_raw_fd(), program: program.as_raw_fd() };
+    let start = InitStart {
+        socket: socket.as_raw_fd(),
+        program: program.as_raw_fd(),
+        unmapped: flags & raw::CLONE_NEWUSER != 0,
+    };
     let mut stack = vec![0_u128; START_STACK_BYTES / 16];
     let top = stack.as_mut_ptr_range().end.cast::<c_void>();
     let mut pidfd: libc::c_int = -1;
@@ -79,9 +85,11 @@ extern "C" fn begin(argument: *mut c_void) -> libc::c_int {
         let program = raw::dup_above(start.program, PARKED)?;
         let socket = raw::dup_above(start.socket, PARKED)?;
         raw::dup3(socket, 3, 0)?;
-        // The namespace's id maps are not written yet: without ambient capabilities the exec, under an
-        // unmapped uid, would lose what init needs in its own namespaces.
-        raw::raise_ambient()?;
+        if start.unmapped {
+            // Without ambient capabilities the exec, under an unmapped uid, would lose what init needs in its own
+            // namespaces.
+            raw::raise_ambient()?;
+        }
         raw::unblock_signals()?;
         Ok(program)
     };

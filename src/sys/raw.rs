@@ -57,6 +57,7 @@ pub const PR_SET_DUMPABLE: i32 = 4;
 pub const PR_SET_SECCOMP: i32 = 22;
 pub const PR_CAPBSET_DROP: i32 = 24;
 pub const PR_SET_SECUREBITS: i32 = 28;
+pub const PR_SET_CHILD_SUBREAPER: i32 = 36;
 pub const PR_SET_NO_NEW_PRIVS: i32 = 38;
 pub const PR_GET_TID_ADDRESS: i32 = 40;
 pub const PR_CAP_AMBIENT: i32 = 47;
@@ -74,12 +75,14 @@ pub mod nr {
     pub const RT_SIGACTION: usize = 13;
     pub const RT_SIGPROCMASK: usize = 14;
     pub const IOCTL: usize = 16;
+    pub const PREAD64: usize = 17;
     pub const SOCKET: usize = 41;
     pub const SENDMSG: usize = 46;
     pub const RECVMSG: usize = 47;
     pub const CLONE: usize = 56;
     pub const EXECVE: usize = 59;
     pub const EXIT: usize = 60;
+    pub const WAIT4: usize = 61;
     pub const FCNTL: usize = 72;
     pub const CHDIR: usize = 80;
     pub const UMASK: usize = 95;
@@ -95,9 +98,11 @@ pub mod nr {
     pub const GETTID: usize = 186;
     pub const EXIT_GROUP: usize = 231;
     pub const OPENAT: usize = 257;
+    pub const PPOLL: usize = 271;
     pub const UNSHARE: usize = 272;
     pub const SET_ROBUST_LIST: usize = 273;
     pub const GET_ROBUST_LIST: usize = 274;
+    pub const SIGNALFD4: usize = 289;
     pub const DUP3: usize = 292;
     pub const PRLIMIT64: usize = 302;
     pub const SETNS: usize = 308;
@@ -114,6 +119,10 @@ pub mod nr {
     pub const RT_SIGACTION: usize = 134;
     pub const RT_SIGPROCMASK: usize = 135;
     pub const IOCTL: usize = 29;
+    pub const PREAD64: usize = 67;
+    pub const PPOLL: usize = 73;
+    pub const SIGNALFD4: usize = 74;
+    pub const WAIT4: usize = 260;
     pub const SOCKET: usize = 198;
     pub const SENDMSG: usize = 211;
     pub const RECVMSG: usize = 212;
@@ -492,6 +501,69 @@ pub fn ignore_sigchld() -> Answer<()> {
     const SIG_IGN: usize = 1;
     let action = [SIG_IGN, 0, 0, 0];
     done(plain(nr::RT_SIGACTION, [SIGCHLD as usize, action.as_ptr() as usize, 0, 8, 0, 0]))
+}
+
+/// SIGCHLD waits to be read from [`sigchld_fd`].
+pub fn block_sigchld() -> Answer<()> {
+    const SIG_BLOCK: usize = 0;
+    let at = core::ptr::from_ref(&SIGCHLD_SET) as usize;
+    done(plain(nr::RT_SIGPROCMASK, [SIG_BLOCK, at, 0, 8, 0, 0]))
+}
+
+const SIGCHLD_SET: u64 = 1 << (SIGCHLD - 1);
+/// Bytes of one record read from [`sigchld_fd`].
+pub const SIGNAL_INFO_BYTES: usize = 128;
+
+/// Readable when a child has ended.
+pub fn sigchld_fd() -> Answer<i32> {
+    const NEW: usize = usize::MAX;
+    let at = core::ptr::from_ref(&SIGCHLD_SET) as usize;
+    value(plain(nr::SIGNALFD4, [NEW, at, 8, O_CLOEXEC as usize, 0, 0])).map(|fd| fd as i32)
+}
+
+/// Waits until one of two descriptors is readable, or at its end; says which.
+pub fn poll_two(one: i32, other: i32) -> Answer<(bool, bool)> {
+    #[repr(C)]
+    struct Waiting {
+        fd: i32,
+        events: i16,
+        found: i16,
+    }
+    const POLLIN: i16 = 1;
+    let mut both =
+        [Waiting { fd: one, events: POLLIN, found: 0 }, Waiting { fd: other, events: POLLIN, found: 0 }];
+    let at = both.as_mut_ptr() as usize;
+    loop {
+        match done(plain(nr::PPOLL, [at, both.len(), 0, 0, 0, 0])) {
+            Err(EINTR) => {}
+            other => break other?,
+        }
+    }
+    Ok((both[0].found != 0, both[1].found != 0))
+}
+
+/// How a child ended.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Exited(i32),
+    Signaled(i32),
+}
+
+/// Reaps one child that has ended, if there is one; an error when there are no children.
+pub fn reap_any() -> Answer<Option<(i32, Ended)>> {
+    const WNOHANG: usize = 1;
+    let mut status = 0_i32;
+    let at = core::ptr::from_mut(&mut status) as usize;
+    let pid = value(plain(nr::WAIT4, [usize::MAX, at, WNOHANG, 0, 0, 0]))?;
+    let how = match status & 0x7f {
+        0 => Ended::Exited(status >> 8 & 0xff),
+        signal => Ended::Signaled(signal),
+    };
+    Ok((pid != 0).then_some((pid as i32, how)))
+}
+
+pub fn pread(fd: i32, buffer: &mut [u8], offset: usize) -> Answer<usize> {
+    value(plain(nr::PREAD64, [fd as usize, buffer.as_mut_ptr() as usize, buffer.len(), offset, 0, 0]))
 }
 
 /// Executes with the given null-terminated pointer arrays; answers only when it failed.

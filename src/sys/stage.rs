@@ -48,6 +48,34 @@ pub fn start(stage: &Stage<'_>) -> io::Result<Pid> {
     }
 }
 
+/// Runs `attempt` in a child that is the first process of these namespaces. Returns the step that failed.
+pub fn try_in(
+    namespaces: u64,
+    attempt: &dyn Fn() -> Result<(), (&'static str, io::Error)>,
+) -> io::Result<Option<String>> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("namespaces are tried by a process with one thread"));
+    }
+    let (mut report, write) = io::pipe()?;
+    // SAFETY: there is one thread, as just seen, and nobody but it could start another.
+    let pid = match unsafe { process::fork_as_first(namespaces) } {
+        Ok(process::Fork::Parent(pid)) => pid,
+        Ok(process::Fork::Child) => {
+            if let Err((step, error)) = attempt() {
+                // Without a reader nobody asks.
+                let _ = io::Write::write_all(&mut &write, format!("{step}: {error}").as_bytes());
+            }
+            raw::exit(0)
+        }
+        Err(error) => return Ok(Some(format!("clone: {error}"))),
+    };
+    drop(write);
+    let mut failed = String::new();
+    io::Read::read_to_string(&mut report, &mut failed)?;
+    nix::sys::wait::waitpid(pid, None)?;
+    Ok((!failed.is_empty()).then_some(failed))
+}
+
 fn become_stage(stage: &Stage<'_>, words: &[CString]) -> io::Error {
     /// Above the numbers about to be assigned.
     const PARKED: i32 = 256;

@@ -13,6 +13,7 @@ mod death;
 mod outside;
 mod planted;
 mod policy;
+mod postures;
 mod release;
 mod siblings;
 mod sockets;

@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
 use caisson::launcher::cgroup::{CgroupLimits, Cgroups};
+use caisson::launcher::posture::Shape;
 use caisson::launcher::release::{own_namespaces, verify};
 use caisson::launcher::rules::Rules;
 use caisson::launcher::shell::Shell;
@@ -34,6 +35,7 @@ fn shell(pid: i32, block: u32, inodes: Vec<u64>) -> Shell {
         namespaces: Vec::new(),
         inodes,
         ruleset: None,
+        bare: false,
     }
 }
 
@@ -42,7 +44,7 @@ fn inodes(pid: i32) -> Vec<u64> {
 }
 
 fn rules() -> Rules {
-    Rules::load(&settings("/nonexistent".as_ref()), 0).expect("the defaults load")
+    Rules::load(&settings("/nonexistent".as_ref()), 0, Shape::UserNamespace).expect("the defaults load")
 }
 
 /// The guest's block: the id before its own is init's.

@@ -153,7 +153,7 @@ impl Guest {
 
     /// The guest's pid on the host.
     pub(crate) fn pid(&self) -> i32 {
-        self.find(self.attestation.host_uid, 2)
+        self.pid_of(self.attestation.host_uid, 2)
     }
 
     /// Its init's pid on the host: the first id of the leased block.
@@ -165,7 +165,8 @@ impl Guest {
         proc::all().into_iter().find(same).expect("a live guest has an init")
     }
 
-    fn find(&self, uid: u32, inner: i32) -> i32 {
+    /// The process of this uid on the host that has this pid inside.
+    pub(crate) fn pid_of(&self, uid: u32, inner: i32) -> i32 {
         let same =
             |pid: &i32| proc::uid(*pid) == Some(uid) && proc::pids_in_namespaces(*pid).last() == Some(&inner);
         proc::all().into_iter().find(same).expect("a live guest is a process")

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::stand::text;
+use super::stand::{Lack, text};
 use super::{CAISSON, missing, proc};
 
 /// How long it may take to serve on a busy machine: it loads the zygotes first.
@@ -39,6 +39,15 @@ impl Who {
 impl Service {
     /// Serves over the state in `dir`. The error is the reason to skip.
     pub(crate) fn start(dir: &Path) -> Result<Service, String> {
+        Service::start_by(dir, &[], &[])
+    }
+
+    /// The same on a host that lacks something, whatever posture that leaves.
+    pub(crate) fn start_lacking(dir: &Path, lack: Lack) -> Result<Service, String> {
+        Service::start_by(dir, &lack.words(), &["--require-isolation", "process"])
+    }
+
+    fn start_by(dir: &Path, before: &[String], flags: &[&str]) -> Result<Service, String> {
         if let Some(reason) = missing() {
             return Err(reason.to_owned());
         }
@@ -49,7 +58,10 @@ impl Service {
         let log = fs::OpenOptions::new().create(true).append(true).open(dir.join("log")).expect("our own");
         // Not to outlive this test, whatever becomes of it.
         let supervisor = Command::new("setpriv")
-            .args(["--pdeathsig", "TERM", CAISSON, "serve", "--listen", &format!("127.0.0.1:{port}")])
+            .args(["--pdeathsig", "TERM"])
+            .args(before)
+            .args([CAISSON, "serve", "--listen", &format!("127.0.0.1:{port}")])
+            .args(flags)
             .arg("--data-dir")
             .arg(dir.join("data"))
             .env_clear()

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,7 +17,7 @@ use caisson::launcher::plan::{
     Account, End, HELLO_BYTES_MAX, LaunchPlan, Origin, Profile, REPLY_BYTES, Reply, Request, SandboxId,
     SpaceId, Step,
 };
-use caisson::launcher::posture::Hello;
+use caisson::launcher::posture::{Hello, Posture};
 use caisson::launcher::settings::Settings;
 use caisson::launcher::spaces::SpaceLimits;
 use caisson::supervisor::resolve;
@@ -49,6 +50,43 @@ const START_SHARED: [&str; 8] =
     ["unshare", "--mount", "--propagation", "shared", "sh", "-c", "\"$@\"; exit $?", "shared"];
 const START_PLAIN: [&str; 7] =
     ["unshare", "--pid", "--mount", "--propagation", "unchanged", "--fork", "--kill-child=KILL"];
+
+/// What a host lacks, as a filter on the launcher makes it seem; `tests/probe/without.py` has the words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lack {
+    UserNamespaces,
+    Landlock,
+    /// All of them, for the launcher as well.
+    Namespaces,
+    /// The same, for an ordinary account.
+    NamespacesAndRoot,
+}
+
+/// An account that no other process has.
+pub(crate) const ORDINARY: u32 = 1_234_567;
+
+impl Lack {
+    /// The words before a program that is to lack it.
+    pub(crate) fn words(self) -> Vec<String> {
+        let probe = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/probe/without.py");
+        let flag = match self {
+            Lack::UserNamespaces => "--user-namespaces",
+            Lack::Landlock => "--landlock",
+            Lack::Namespaces | Lack::NamespacesAndRoot => "--namespaces",
+        };
+        let mut words: Vec<String> = Vec::new();
+        if self == Lack::NamespacesAndRoot {
+            let id = ORDINARY.to_string();
+            words.extend(["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups"].map(str::to_owned));
+        }
+        words.extend(["/usr/bin/python3", probe, flag, "--"].map(str::to_owned));
+        words
+    }
+
+    fn alone(self) -> bool {
+        matches!(self, Lack::Namespaces | Lack::NamespacesAndRoot)
+    }
+}
 
 /// A launcher, and us in the daemon's seat. Ends with this value.
 pub(crate) struct Stand {
@@ -141,10 +179,43 @@ impl Stand {
         started.map_err(NotStarted::reason_to_skip)
     }
 
+    /// As [`Stand::start`], on a host that lacks something.
+    pub(crate) fn start_lacking(
+        lack: Lack,
+        change: impl FnOnce(&mut Settings),
+    ) -> Result<Arc<Stand>, String> {
+        let dir = fresh_dir();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).expect("a directory of our own");
+        let change = |settings: &mut Settings| {
+            settings.posture_floor = Posture::Process;
+            if lack.alone() {
+                settings.no_namespaces = Some("clone: refused for this test".to_owned());
+            }
+            if lack == Lack::NamespacesAndRoot {
+                (settings.uid, settings.gid) = (ORDINARY, ORDINARY);
+                chown(&settings.state_dir, Some(ORDINARY), Some(ORDINARY)).expect("we are root");
+            }
+            change(settings);
+        };
+        let plain: &[&str] = if lack.alone() { &["setpriv", "--pdeathsig", "KILL"] } else { &START_PLAIN };
+        let words = lack.words();
+        let words: Vec<&str> = plain.iter().copied().chain(words.iter().map(String::as_str)).collect();
+        Stand::start_by(dir, &words, change).map_err(NotStarted::reason_to_skip)
+    }
+
     /// Starts one over the state in `dir`, which goes away with it.
     pub(crate) fn start_in(
         dir: PathBuf,
         before: &[&str],
+        change: impl FnOnce(&mut Settings),
+    ) -> Result<Arc<Stand>, NotStarted> {
+        Stand::start_by(dir, &[before, &START_PLAIN].concat(), change)
+    }
+
+    /// Starts one with these words before its own.
+    fn start_by(
+        dir: PathBuf,
+        words: &[&str],
         change: impl FnOnce(&mut Settings),
     ) -> Result<Arc<Stand>, NotStarted> {
         if let Some(reason) = missing() {
@@ -160,8 +231,7 @@ impl Stand {
         let mut wrapper = Command::new("sh")
             .args(["-c", START, "launcher"])
             .arg(&dir)
-            .args(before)
-            .args(START_PLAIN)
+            .args(words)
             .args([CAISSON, "launcher"])
             .env_clear()
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
