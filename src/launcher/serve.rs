@@ -35,7 +35,7 @@ use crate::launcher::rules::Rules;
 use crate::launcher::shell::{AtStep, Maker, Shell, StepError, failure};
 use crate::launcher::spaces::Spaces;
 use crate::launcher::wire::STATUS_BYTES;
-use crate::launcher::zygotes::{self, FORKS_MAX, Ground, Nursery};
+use crate::launcher::zygotes::{self, Ground, Nursery, Zygote};
 use crate::sys::packet;
 
 /// How long a shell may boot, and an interpreter confine itself.
@@ -173,7 +173,7 @@ struct Loop {
 enum Source {
     Daemon,
     Signals,
-    Zygote(u8),
+    Zygote(u32),
     Init(u64),
     Status(u64),
     Oom(u64),
@@ -184,7 +184,7 @@ impl Source {
         match self {
             Source::Daemon => 0,
             Source::Signals => 1,
-            Source::Zygote(index) => 2 << 56 | u64::from(index),
+            Source::Zygote(pid) => 2 << 56 | u64::from(pid),
             Source::Init(id) => 3 << 56 | id,
             Source::Status(id) => 4 << 56 | id,
             Source::Oom(id) => 5 << 56 | id,
@@ -196,7 +196,7 @@ impl Source {
         Some(match token >> 56 {
             0 if id == 0 => Source::Daemon,
             0 if id == 1 => Source::Signals,
-            2 => Source::Zygote(id as u8),
+            2 => Source::Zygote(id as u32),
             3 => Source::Init(id),
             4 => Source::Status(id),
             5 => Source::Oom(id),
@@ -276,7 +276,7 @@ impl Loop {
             match Source::from_token(event.data.u64()) {
                 Some(Source::Daemon) => self.on_daemon(),
                 Some(Source::Signals) => self.on_signal(),
-                Some(Source::Zygote(index)) => self.on_zygote(usize::from(index)),
+                Some(Source::Zygote(pid)) => self.on_zygote(Pid::from_raw(pid as i32)),
                 Some(Source::Init(id)) => self.on_init(id),
                 Some(Source::Status(id)) => self.on_status(id),
                 Some(Source::Oom(id)) => self.on_oom(id),
@@ -294,10 +294,7 @@ impl Loop {
             Stage::Booting { since, .. } | Stage::Confining { since, .. } => Some(since + STAGE_TIMEOUT),
             _ => None,
         });
-        let zygotes = self.launcher.nurseries.iter().filter_map(|nursery| {
-            let loading = nursery.current.as_ref().filter(|zygote| !zygote.serving);
-            nursery.restart_at.or(loading.map(|zygote| zygote.started + zygotes::START_TIMEOUT))
-        });
+        let zygotes = self.launcher.nurseries.iter().filter_map(Nursery::next_timer);
         let refill = self.refill_due.then(|| self.last_plan + REFILL_QUIET);
         let ready = self.entries.values().any(|entry| matches!(entry.stage, Stage::Ready));
         let linger = ready.then(|| self.traffic.values().map(|last| *last + READY_LINGER).min()).flatten();
@@ -662,9 +659,9 @@ impl Loop {
         let entry = self.entries.get_mut(&id).ok_or_else(gone)?;
         let shell = &entry.shell;
         let Launcher { rules, nurseries, node, python_flags, .. } = &mut self.launcher;
-        // A zygote may have been replaced while the shell booted: then an exec'd interpreter moves in.
-        let fork = zygote.and_then(|index| nurseries[index].current.as_mut());
-        match fork.filter(|zygote| zygote.uid == shell.owner) {
+        // A zygote may have died while the shell booted: then an exec'd interpreter moves in. One that was
+        // replaced still does what it was meant for.
+        match zygote.and_then(|index| nurseries[index].for_owner(shell.owner)) {
             Some(zygote) => {
                 zygote.forks += 1;
                 entry.maker = Some(zygote.pid);
@@ -813,8 +810,8 @@ impl Loop {
             self.on_guest_exit(id, how);
         } else if let Some(id) = self.inits.remove(&pid) {
             self.on_init_exit(id);
-        } else if let Some(index) = self.zygote_index(pid) {
-            self.on_zygote_exit(index, how);
+        } else if let Some(index) = self.nursery_of(pid) {
+            self.on_zygote_exit(index, pid, how);
         }
         // Anything else is the first child of a launch, which has handed its memory over.
     }
@@ -867,26 +864,24 @@ impl Loop {
             for id in self.entries.keys().copied().collect::<Vec<u64>>() {
                 self.end_sandbox(id);
             }
-            for nursery in &self.launcher.nurseries {
-                if let Some(zygote) = &nursery.current {
-                    // Gone already is what we want.
-                    let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
-                }
+            for zygote in self.launcher.nurseries.iter().flat_map(Nursery::all) {
+                // Gone already is what we want.
+                let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
             }
         }
     }
 
     fn ended(&self) -> bool {
         let Some(since) = self.ending else { return false };
-        let zygotes = self.launcher.nurseries.iter().any(|nursery| nursery.current.is_some());
+        let zygotes = self.launcher.nurseries.iter().any(|nursery| nursery.all().next().is_some());
         let quiet = self.entries.is_empty() && !zygotes && self.removing.is_empty();
         quiet || Instant::now() >= since + END_TIMEOUT
     }
 
     // ---- zygotes ----------------------------------------------------------------------------------------
 
-    fn zygote_index(&self, pid: Pid) -> Option<usize> {
-        let has = |nursery: &Nursery| nursery.current.as_ref().is_some_and(|zygote| zygote.pid == pid);
+    fn nursery_of(&self, pid: Pid) -> Option<usize> {
+        let has = |nursery: &Nursery| nursery.all().any(|zygote| zygote.pid == pid);
         self.launcher.nurseries.iter().position(has)
     }
 
@@ -894,32 +889,42 @@ impl Loop {
         let uid = self.launcher.leases.zygote();
         let Launcher { nurseries, rules, maker, zygote_cgroup, python_flags, .. } = &mut self.launcher;
         let ground = Ground { template: maker.template.as_fd(), rules, cgroup: zygote_cgroup, python_flags };
-        let started = nurseries[index].start(&ground, uid);
-        if let Err(error) = started {
-            tracing::error!(%error, "zygote not started");
-            return;
-        }
-        let socket = self.launcher.nurseries[index].current.as_ref().map(|zygote| zygote.socket.as_fd());
-        if let Some(socket) = socket
-            && let Err(error) = self.watch(socket, Source::Zygote(index as u8))
-        {
+        let pid = match nurseries[index].start(&ground, uid) {
+            Ok(pid) => pid,
+            Err(error) => return tracing::error!(%error, "zygote not started"),
+        };
+        let socket = self.launcher.nurseries[index].find_mut(pid).map(|zygote| zygote.socket.as_fd());
+        let Some(socket) = socket else { return };
+        let data = epoll::EventData::new_u64(Source::Zygote(pid.as_raw() as u32).token());
+        if let Err(error) = epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN) {
             tracing::error!(%error, "zygote not watched");
         }
     }
 
-    fn on_zygote(&mut self, index: usize) {
-        let nursery = &mut self.launcher.nurseries[index];
-        let Some(zygote) = nursery.current.as_mut() else { return };
-        let first_word = !zygote.serving && zygotes::read_ready(&zygote.socket);
-        if first_word {
-            zygote.serving = true;
-            nursery.served = true;
-            let millis = zygote.started.elapsed().as_millis();
-            tracing::info!(pid = %zygote.pid, millis, "zygote serves");
-        } else {
+    fn on_zygote(&mut self, pid: Pid) {
+        let Some(index) = self.nursery_of(pid) else { return };
+        let Some(zygote) = self.launcher.nurseries[index].find_mut(pid) else { return };
+        if zygote.serving || !zygotes::read_ready(&zygote.socket) {
             // Its end, or a word it should not say: it serves no longer.
+            self.condemn(pid);
+            return;
+        }
+        let millis = zygote.started.elapsed().as_millis();
+        tracing::info!(%pid, millis, "zygote serves");
+        let Some((old, new)) = self.launcher.nurseries[index].serves(pid) else { return };
+        // Shells for the old one are of no use any more: those spaces get new ones ahead of demand again.
+        let moved: Vec<(Key, Instant)> = self.traffic.extract_if(.., |key, _| key.1 == old).collect();
+        self.traffic.extend(moved.into_iter().map(|((space, _), last)| ((space, new), last)));
+        self.refill_due = true;
+    }
+
+    /// Ends a zygote; it gets no job from now on. Its guests are not its children.
+    fn condemn(&mut self, pid: Pid) {
+        let zygote = self.launcher.nurseries.iter_mut().find_map(|nursery| nursery.find_mut(pid));
+        if let Some(zygote) = zygote.filter(|zygote| !zygote.condemned) {
             zygote.condemned = true;
             let _ = epoll::delete(&self.epoll, &zygote.socket);
+            // Gone already is what we want.
             let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
         }
     }
@@ -929,40 +934,50 @@ impl Loop {
     fn distrust_maker(&mut self, id: u64, why: &str) {
         // Not by the shell's owner: for an ordinary account that is 0 for all, exec'd interpreters included.
         let Some(maker) = self.entries.get(&id).and_then(|entry| entry.maker) else { return };
-        let zygotes = self.launcher.nurseries.iter_mut().filter_map(|nursery| nursery.current.as_mut());
-        for zygote in zygotes.filter(|zygote| zygote.pid == maker) {
-            tracing::error!(pid = %zygote.pid, why, "alarm: zygote ended");
-            zygote.condemned = true;
-            let _ = epoll::delete(&self.epoll, &zygote.socket);
-            // Gone already is what we want; its guests are not its children.
-            let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
+        if self.nursery_of(maker).is_some() {
+            tracing::error!(pid = %maker, why, "alarm: zygote ended");
+            self.condemn(maker);
         }
     }
 
-    fn on_zygote_exit(&mut self, index: usize, how: End) {
-        let profile = self.launcher.nurseries[index].profile;
-        tracing::warn!(profile = profile.name(), ?how, "zygote ended");
-        if let Some(warning) = self.launcher.nurseries[index].ended(Instant::now()) {
+    fn on_zygote_exit(&mut self, index: usize, pid: Pid, how: End) {
+        let nursery = &mut self.launcher.nurseries[index];
+        let profile = nursery.profile.name();
+        if nursery.retired().any(|zygote| zygote.pid == pid) {
+            tracing::info!(profile, %pid, "replaced zygote ended");
+        } else {
+            tracing::warn!(profile, %pid, ?how, "zygote ended");
+        }
+        if let Some(warning) = nursery.ended(pid, Instant::now()) {
             tracing::warn!("{warning}");
             self.launcher.hello.warnings.push(warning);
         }
     }
 
     fn tend_zygotes(&mut self, now: Instant) {
+        let mut over: Vec<Pid> = Vec::new();
+        for nursery in &self.launcher.nurseries {
+            let late = |zygote: &&Zygote| !zygote.serving && now >= zygote.started + zygotes::START_TIMEOUT;
+            over.extend(nursery.all().filter(late).map(|zygote| zygote.pid));
+            over.extend(nursery.retired().filter(|zygote| !self.is_needed(zygote)).map(|zygote| zygote.pid));
+        }
+        for pid in over {
+            self.condemn(pid);
+        }
         for index in 0..self.launcher.nurseries.len() {
-            let nursery = &self.launcher.nurseries[index];
-            let due = nursery.restart_at.is_some_and(|at| now >= at) && self.ending.is_none();
-            let stale = nursery.current.as_ref().is_some_and(|zygote| {
-                !zygote.serving && now >= zygote.started + zygotes::START_TIMEOUT || zygote.forks >= FORKS_MAX
-            });
-            if stale && let Some(zygote) = &nursery.current {
-                // Gone already is what we want; its guests are not its children.
-                let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
-            }
-            if due {
+            if self.ending.is_none() && self.launcher.nurseries[index].wants_start(now) {
                 self.start_zygote(index);
             }
         }
+    }
+
+    /// Whether a launch on its way was meant for this zygote, which has been replaced.
+    fn is_needed(&self, zygote: &Zygote) -> bool {
+        self.entries.values().any(|entry| match entry.stage {
+            Stage::Booting { order: Some(_), .. } => entry.shell.owner == zygote.uid,
+            Stage::Confining { .. } => entry.maker == Some(zygote.pid),
+            _ => false,
+        })
     }
 
     fn until_zygotes_serve(&mut self) -> io::Result<()> {

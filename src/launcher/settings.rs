@@ -35,6 +35,8 @@ pub struct Settings {
     pub nofile: u64,
     /// Ready shells kept for each active space and owner.
     pub shells_ready: usize,
+    /// Forks after which a zygote is replaced.
+    pub zygote_forks_max: u64,
     /// No zygotes at all: every interpreter is exec'd.
     pub zygotes_off: bool,
 }

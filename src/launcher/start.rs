@@ -122,7 +122,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         spaces,
         leases,
         abandoned,
-        nurseries: profiles.iter().map(|profile| Nursery::new(*profile)).collect(),
+        nurseries: profiles.iter().map(|profile| Nursery::new(*profile, settings.zygote_forks_max)).collect(),
         python_flags,
         node: node_start,
         python: python.is_some(),

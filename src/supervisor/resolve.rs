@@ -10,6 +10,8 @@ use crate::launcher::spaces::SpaceLimits;
 
 /// Ready shells for each active space and owner.
 const SHELLS_READY: usize = 2;
+/// Forks after which a zygote is replaced: hygiene against leaks and drift, not a defence.
+const ZYGOTE_FORKS_MAX: u64 = 20_000;
 
 /// The launcher's settings. `search` is the `PATH` that interpreters are looked for on.
 pub fn settings(config: &Config, search: &str) -> Settings {
@@ -41,6 +43,7 @@ pub fn settings(config: &Config, search: &str) -> Settings {
         shm: SpaceLimits { bytes: limits.shm_bytes, inodes: limits.shm_inodes },
         nofile: limits.nofile.into(),
         shells_ready: SHELLS_READY,
+        zygote_forks_max: ZYGOTE_FORKS_MAX,
         zygotes_off: config.strict,
     }
 }

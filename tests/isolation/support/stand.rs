@@ -231,6 +231,31 @@ impl Stand {
         }
     }
 
+    /// Asks for several at once, which must all come up.
+    pub(crate) fn guests(self: &Arc<Self>, plan: LaunchPlan, count: usize) -> Vec<Guest> {
+        let mut seat = self.seat();
+        for _ in 0..count {
+            let seq = seat.next_seq();
+            seat.send(&Request::Launch { seq, plan }.encode());
+        }
+        let mut guests = Vec::new();
+        let deadline = Instant::now() + ANSWER_MAX;
+        while guests.len() < count {
+            match seat.reply(deadline.saturating_duration_since(Instant::now())) {
+                Some((Reply::Launched { sandbox, attestation, .. }, pipes)) => {
+                    guests.push(Guest::new(Arc::clone(self), plan.space, sandbox, attestation, pipes));
+                }
+                Some((ended @ Reply::Ended { .. }, _)) => self.note(&ended),
+                // Let go first: what is dropped takes the seat to end its sandbox.
+                other => {
+                    drop(seat);
+                    panic!("{other:?}; the launcher's log:\n{}", self.log());
+                }
+            }
+        }
+        guests
+    }
+
     /// Launches what must come up.
     pub(crate) fn guest(self: &Arc<Self>, plan: LaunchPlan) -> Guest {
         self.launch(plan).unwrap_or_else(|trouble| panic!("{trouble:?}; the launcher's log:\n{}", self.log()))
