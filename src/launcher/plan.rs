@@ -114,10 +114,12 @@ pub enum End {
     Signaled(u8),
     /// Its cgroup ran out of memory.
     OutOfMemory,
-    /// The launcher ended it: asked to, or shutting down.
+    /// The launcher ended it because it was asked to.
     Ended,
     /// It did not match what its posture promises; an alarm was raised.
     Mismatch,
+    /// The launcher is gone, and everything below it. The client's own word.
+    LauncherGone,
 }
 
 /// A step of making or confining a sandbox, for messages that say which one failed.
@@ -381,6 +383,7 @@ impl Reply {
                     End::OutOfMemory => (2, 0),
                     End::Ended => (3, 0),
                     End::Mismatch => (4, 0),
+                    End::LauncherGone => (5, 0),
                 };
             }
             Reply::SpaceDeleted { seq, errno } => {
@@ -420,6 +423,7 @@ impl Reply {
                     2 => End::OutOfMemory,
                     3 => End::Ended,
                     4 => End::Mismatch,
+                    5 => End::LauncherGone,
                     _ => return Err(Malformed),
                 },
             }),
