@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::wait::WaitPidFlag;
 use nix::unistd::Pid;
 use rustix::event::epoll;
 use rustix::net::RecvFlags;
@@ -32,11 +31,12 @@ use crate::launcher::plan::{
 use crate::launcher::posture::Hello;
 use crate::launcher::release;
 use crate::launcher::rules::Rules;
-use crate::launcher::shell::{AtStep, Maker, Shell, StepError, failure};
+use crate::launcher::shell::{AtStep, Left, Maker, NotStarted, Shell, StepError, failure};
 use crate::launcher::spaces::Spaces;
 use crate::launcher::wire::STATUS_BYTES;
 use crate::launcher::zygotes::{self, Ground, Nursery, Zygote};
 use crate::sys::packet;
+use crate::sys::process::{Exit, reap_one};
 
 /// How long a shell may boot, and an interpreter confine itself.
 const STAGE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -528,23 +528,43 @@ impl Loop {
     }
 
     fn try_boot(&mut self, id: u64, (space, owner): Key) -> Result<Shell, StepError> {
-        let no_ids = || io::Error::from(rustix::io::Errno::AGAIN);
         self.launcher.spaces.enter(space).at(Step::SpaceOpen)?;
-        let block = self.launcher.leases.block().ok_or_else(no_ids).at(Step::Lease);
-        let made = block.and_then(|block| {
-            let limits = self.launcher.cgroup_limits;
-            let name = sandbox_name(id);
-            self.launcher
-                .cgroups
-                .leaf(&space_name(space), &name, limits)
-                .at(Step::Cgroup)
-                .and_then(|leaf| {
-                    let Launcher { maker, rules, spaces, .. } = &self.launcher;
-                    maker.start(rules, spaces, space, owner, block, leaf)
-                })
-                .inspect_err(|_| self.launcher.leases.free(block))
-        });
-        made.inspect_err(|_| self.launcher.spaces.leave(space))
+        let made = self.prepare(id, space);
+        let (block, leaf) = made.inspect_err(|_| self.launcher.spaces.leave(space))?;
+        let Launcher { maker, rules, spaces, .. } = &self.launcher;
+        let NotStarted { error, left } = match maker.start(rules, spaces, space, owner, block, leaf) {
+            Ok(shell) => return Ok(shell),
+            Err(not_started) => not_started,
+        };
+        match left {
+            Left::Group(leaf) => self.clear_away(space, block, leaf),
+            // Cleared away when its init is reaped.
+            Left::Dying(shell) => {
+                self.inits.insert(shell.pid, id);
+                let stage = Stage::Dying;
+                self.entries.insert(id, Entry { shell, stage, cause: None, announced: false, maker: None });
+            }
+        }
+        Err(error)
+    }
+
+    /// Ids and a group for a sandbox.
+    fn prepare(&mut self, id: u64, space: SpaceId) -> Result<(u32, Leaf), StepError> {
+        let no_ids = || io::Error::from(rustix::io::Errno::AGAIN);
+        let Launcher { leases, cgroups, cgroup_limits, .. } = &mut self.launcher;
+        let block = leases.block().ok_or_else(no_ids).at(Step::Lease)?;
+        let leaf = cgroups.leaf(&space_name(space), &sandbox_name(id), *cgroup_limits).at(Step::Cgroup);
+        let leaf = leaf.inspect_err(|_| leases.free(block))?;
+        Ok((block, leaf))
+    }
+
+    /// Gives back what a sandbox held that has no process any more.
+    fn clear_away(&mut self, space: SpaceId, block: u32, leaf: Leaf) {
+        self.launcher.leases.free(block);
+        self.launcher.spaces.leave(space);
+        if !leaf.remove() {
+            self.removing.push_back((leaf, Instant::now() + REMOVE_WAIT));
+        }
     }
 
     fn on_init(&mut self, id: u64) {
@@ -800,7 +820,11 @@ impl Loop {
                 self.begin_end("asked to end");
             }
         }
-        while let Some((pid, end)) = reap_one() {
+        while let Some((pid, exit)) = reap_one() {
+            let end = match exit {
+                Exit::Code(code) => End::Exited(code),
+                Exit::Signal(signal) => End::Signaled(signal),
+            };
             self.on_exit(pid, end);
         }
     }
@@ -848,11 +872,7 @@ impl Loop {
             let end = entry.cause.unwrap_or(End::Signaled(9));
             self.reply(&Reply::Ended { sandbox: SandboxId(id), end }, &[]);
         }
-        self.launcher.leases.free(entry.shell.block);
-        self.launcher.spaces.leave(entry.shell.space);
-        if !entry.shell.leaf.remove() {
-            self.removing.push_back((entry.shell.leaf, Instant::now() + REMOVE_WAIT));
-        }
+        self.clear_away(entry.shell.space, entry.shell.block, entry.shell.leaf);
         self.finish_deletions();
     }
 
@@ -1010,23 +1030,6 @@ fn find_guest(shell: &Shell, inits: &HashMap<Pid, u64>, guests: &HashMap<Pid, u6
             let namespace = rustix::fs::stat(format!("/proc/{pid}/ns/pid"));
             namespace.is_ok_and(|stat| stat.st_ino == *wanted)
         })
-}
-
-/// A child that has ended, and how. Not by `nix`: its `waitpid` takes the death by a real-time signal, which is a
-/// guest's to choose, off the kernel's list and answers with an error that names nobody.
-fn reap_one() -> Option<(Pid, End)> {
-    let any_kind = WaitPidFlag::__WALL.bits() as u32;
-    let options =
-        rustix::process::WaitOptions::from_bits_retain(any_kind) | rustix::process::WaitOptions::NOHANG;
-    loop {
-        let (pid, status) = rustix::process::wait(options).ok()??;
-        let end = match (status.exit_status(), status.terminating_signal()) {
-            (Some(code), _) => End::Exited(code as u8),
-            (_, Some(signal)) => End::Signaled(signal as u8),
-            _ => continue,
-        };
-        return Some((Pid::from_raw(pid.as_raw_nonzero().get()), end));
-    }
 }
 
 /// Opens a namespace of this process, to come back to it.

@@ -22,7 +22,7 @@ use crate::launcher::posture::{Hello, LayerReport, Posture, PostureReport, Runti
 use crate::launcher::rules::Rules;
 use crate::launcher::serve::{self, Abandoned, Launcher, NodeStart};
 use crate::launcher::settings::Settings;
-use crate::launcher::shell::{Maker, StepError};
+use crate::launcher::shell::{Left, Maker, NotStarted, StepError};
 use crate::launcher::spaces::Spaces;
 use crate::launcher::template::{Bind, Contents, Generated, Template};
 use crate::launcher::zygotes::Nursery;
@@ -318,7 +318,7 @@ fn ask_version(maker: &Maker, uid: u32, own_ids: bool, binary: &str) -> Option<S
                 setns(&maker.template, CloneFlags::CLONE_NEWNS)?;
                 raw::dup3(write.as_raw_fd(), 1, 0).map_err(errno)?;
                 raw::close_from(3).map_err(errno)?;
-                child::drop_bounding().map_err(errno)?;
+                raw::drop_bounding().map_err(errno)?;
                 child::assume(uid, uid, own_ids).map_err(errno)?;
                 child::give_up_capabilities().map_err(errno)?;
                 raw::prctl(raw::PR_SET_NO_NEW_PRIVS, 1, 0).map_err(errno)?;
@@ -363,21 +363,29 @@ fn probe(
     spaces.enter(space).map_err(|error| at(Step::SpaceOpen, error))?;
     let block = leases.block().ok_or_else(|| at(Step::Lease, io::Error::other("no user ids are left")))?;
     let leaf = cgroups.leaf("probe", "probe", settings.cgroup).map_err(|error| at(Step::Cgroup, error))?;
-    let made = maker.start(rules, spaces, space, 0, block, leaf).and_then(|mut shell| {
-        let mut waiting = [PollFd::new(&shell.socket, PollFlags::IN)];
-        let timeout = rustix::event::Timespec { tv_sec: PROBE_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
-        // A time-out shows as a failed read right after.
-        let _ = poll(&mut waiting, Some(&timeout));
-        let finished = shell.finish();
-        shell.kill();
-        let deadline = Instant::now() + PROBE_TIMEOUT;
-        while waitpid(shell.pid, Some(WaitPidFlag::__WALL)).is_err() && Instant::now() < deadline {}
-        while !shell.leaf.remove() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(2));
+    let (made, left) = match maker.start(rules, spaces, space, 0, block, leaf) {
+        Ok(mut shell) => {
+            let mut waiting = [PollFd::new(&shell.socket, PollFlags::IN)];
+            let timeout = rustix::event::Timespec { tv_sec: PROBE_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+            // A time-out shows as a failed read right after.
+            let _ = poll(&mut waiting, Some(&timeout));
+            (shell.finish(), Left::Dying(shell))
         }
-        cgroups.remove_space("probe");
-        finished
-    });
+        Err(NotStarted { error, left }) => (Err(error), left),
+    };
+    let deadline = Instant::now() + PROBE_TIMEOUT;
+    let leaf = match left {
+        Left::Group(leaf) => leaf,
+        Left::Dying(shell) => {
+            shell.kill();
+            while waitpid(shell.pid, Some(WaitPidFlag::__WALL)).is_err() && Instant::now() < deadline {}
+            shell.leaf
+        }
+    };
+    while !leaf.remove() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    cgroups.remove_space("probe");
     leases.free(block);
     spaces.leave(space);
     made

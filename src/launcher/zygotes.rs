@@ -278,7 +278,7 @@ fn settle(ground: &Ground<'_>, uid: u32, socket: BorrowedFd<'_>) -> io::Result<(
     raw::umask(0o022);
     raw::setsid().map_err(errno)?;
     raw::unblock_signals().map_err(errno)?;
-    child::drop_bounding().map_err(errno)?;
+    raw::drop_bounding().map_err(errno)?;
     raw::prctl(raw::PR_SET_SECUREBITS, raw::SECUREBITS_LOCKED, 0).map_err(errno)?;
     // Without ids of its own a zygote stays root of a namespace that is root of nothing, with its capabilities
     // gone and locked away.

@@ -348,6 +348,22 @@ pub fn prctl(operation: i32, a: u64, b: u64) -> Answer<usize> {
     value(plain(nr::PRCTL, [operation as usize, a as usize, b as usize, 0, 0, 0]))
 }
 
+/// Empties the ambient and the bounding set.
+pub fn drop_bounding() -> Answer<()> {
+    /// More than any kernel has.
+    const CAPABILITIES_MAX: u64 = 64;
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0)?;
+    for capability in 0..CAPABILITIES_MAX {
+        match prctl(PR_CAPBSET_DROP, capability, 0) {
+            Ok(_) => {}
+            // Past the last one this kernel knows.
+            Err(EINVAL) => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
 /// Where glibc caches this thread's id: the address it gave to `set_tid_address`.
 pub fn tid_address() -> Answer<usize> {
     let mut address = 0_usize;
