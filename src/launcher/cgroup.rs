@@ -124,13 +124,7 @@ impl Cgroups {
         made.map(|()| leaf)
     }
 
-    fn make_leaf(
-        &self,
-        leaf: &mut Leaf,
-        space: &str,
-        sandbox: &str,
-        limits: CgroupLimits,
-    ) -> io::Result<()> {
+    fn make_leaf(&self, leaf: &mut Leaf, space: &str, sandbox: &str, limits: CgroupLimits) -> io::Result<()> {
         for tree in &self.trees {
             let parent = tree.base.join(space);
             make_parent(&parent, tree.controller)?;

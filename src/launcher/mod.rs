@@ -22,6 +22,7 @@ pub mod shell;
 pub mod spaces;
 pub mod start;
 pub mod template;
+pub mod throttle;
 pub mod wire;
 pub mod zygotes;
 

@@ -33,6 +33,7 @@ use crate::launcher::release;
 use crate::launcher::rules::Rules;
 use crate::launcher::shell::{AtStep, Left, Maker, NotStarted, Shell, StepError, failure};
 use crate::launcher::spaces::Spaces;
+use crate::launcher::throttle::Throttle;
 use crate::launcher::wire::STATUS_BYTES;
 use crate::launcher::zygotes::{self, Ground, Nursery, Zygote};
 use crate::sys::packet;
@@ -165,6 +166,8 @@ struct Loop {
     refill_due: bool,
     removing: VecDeque<(Leaf, Instant)>,
     deleting: Vec<(u64, SpaceId)>,
+    /// For what the daemon can make us log.
+    throttle: Throttle,
     ending: Option<Instant>,
 }
 
@@ -236,6 +239,7 @@ impl Launcher {
             refill_due: false,
             removing: VecDeque::new(),
             deleting: Vec::new(),
+            throttle: Throttle::new(Instant::now()),
             ending: None,
         };
         state.watch(state.launcher.daemon.as_fd(), Source::Daemon)?;
@@ -300,6 +304,7 @@ impl Loop {
         let linger = ready.then(|| self.traffic.values().map(|last| *last + READY_LINGER).min()).flatten();
         let spaces = self.launcher.spaces.idle_at();
         let removing = self.removing.front().map(|(_, at)| *at);
+        let removing = removing.into_iter().chain(self.throttle.due()).min();
         let ending = self.ending.map(|since| since + END_TIMEOUT).or(self.launcher.abandoned.next_try);
         stages.chain(zygotes).chain(refill).chain(linger).chain(spaces).chain(removing).chain(ending).min()
     }
@@ -308,6 +313,9 @@ impl Loop {
         self.expire_stages(now);
         self.tend_zygotes(now);
         self.retry_removals(now);
+        if let Some(left_out) = self.throttle.take_left_out(now) {
+            tracing::error!(left_out, "alarm: more plans were not carried out than are written here");
+        }
         for space in self.launcher.spaces.close_idle(now) {
             self.launcher.cgroups.remove_space(&space_name(space));
         }
@@ -370,18 +378,28 @@ impl Loop {
                     self.seq_seen = request.seq();
                     self.on_request(request);
                 }
-                Ok(request) => tracing::error!(?request, "alarm: replayed plan refused"),
-                Err(error) => tracing::error!(%error, length, "alarm: malformed plan refused"),
+                Ok(request) if self.may_log() => tracing::error!(?request, "alarm: replayed plan refused"),
+                Err(error) if self.may_log() => {
+                    tracing::error!(%error, length, "alarm: malformed plan refused");
+                }
+                _ => {}
             },
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                tracing::error!("alarm: oversize plan refused");
+                if self.may_log() {
+                    tracing::error!("alarm: oversize plan refused");
+                }
             }
             Err(error) => {
                 tracing::error!(%error, "failed to read from the daemon");
                 self.begin_end("the daemon's socket failed");
             }
         }
+    }
+
+    /// Whether one more line about a plan that was not carried out may be written.
+    fn may_log(&mut self) -> bool {
+        self.throttle.admits(Instant::now())
     }
 
     fn on_request(&mut self, request: Request) {
@@ -410,9 +428,12 @@ impl Loop {
     fn refuse(&mut self, seq: u64, error: &StepError) {
         let errno = error.source.raw_os_error().unwrap_or(match error.source.kind() {
             io::ErrorKind::TimedOut => rustix::io::Errno::TIMEDOUT.raw_os_error(),
+            io::ErrorKind::QuotaExceeded => rustix::io::Errno::DQUOT.raw_os_error(),
             _ => rustix::io::Errno::IO.raw_os_error(),
         });
-        tracing::error!(step = %error.step, error = %error.source, "launch failed");
+        if self.may_log() {
+            tracing::error!(step = %error.step, error = %error.source, "launch failed");
+        }
         self.reply(&Reply::LaunchFailed { seq, step: error.step, errno }, &[]);
     }
 

@@ -31,6 +31,8 @@ pub struct Settings {
     pub posture_floor: Posture,
     pub cgroup: CgroupLimits,
     pub space: SpaceLimits,
+    /// Most spaces there may be on disk.
+    pub spaces_max: u64,
     pub shm: SpaceLimits,
     pub nofile: u64,
     /// Ready shells kept for each active space and owner.

@@ -43,6 +43,8 @@ const JOURNAL_MEGABYTES: u64 = 4;
 const OVERHEAD_INODES: u64 = 16;
 /// The directories of a space and where a sandbox sees them.
 const PARTS: [(&str, u32); 3] = [("data", 0o755), ("tmp", 0o1777), ("home", 0o755)];
+/// The launcher's own space, for its measurement at the start.
+const OWN: SpaceId = SpaceId(0);
 /// Owner of a space's files on disk: `sandbox` as seen inside.
 const DISK_ID: u32 = 1000;
 
@@ -54,6 +56,9 @@ pub struct Spaces {
     /// Images need loop devices and mounts, which an ordinary account has not: its spaces are folders.
     as_images: bool,
     limits: SpaceLimits,
+    /// Most spaces that there may be, and how many there are. The launcher's own does not count.
+    count_max: u64,
+    count: u64,
     open: HashMap<SpaceId, Open>,
     /// Held for life: two launchers over one folder would mount the same images.
     _lock: File,
@@ -67,7 +72,7 @@ struct Open {
 
 impl Spaces {
     /// `dir` is the launcher's own folder (root, 0700).
-    pub fn new(dir: &Path, limits: SpaceLimits, as_images: bool) -> io::Result<Spaces> {
+    pub fn new(dir: &Path, limits: SpaceLimits, count_max: u64, as_images: bool) -> io::Result<Spaces> {
         let images = dir.join("spaces");
         let mounts = dir.join("mounts");
         for folder in [&images, &mounts] {
@@ -78,8 +83,10 @@ impl Spaces {
             OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(dir.join("lock"))?;
         // A launcher that has lost its daemon needs a moment to end.
         lock_within(&lock, FOLDER_WAIT)?;
-        let spaces = Spaces { images, mounts, as_images, limits, open: HashMap::new(), _lock: lock };
+        let (count, open) = (0, HashMap::new());
+        let mut spaces = Spaces { images, mounts, as_images, limits, count_max, count, open, _lock: lock };
         spaces.sweep()?;
+        spaces.count = spaces.existing()?;
         Ok(spaces)
     }
 
@@ -89,14 +96,11 @@ impl Spaces {
             open.users += 1;
             return Ok(());
         }
+        if !self.place(space).exists() {
+            self.make(space)?;
+        }
         if self.as_images {
-            let image = self.image(space);
-            if !image.exists() {
-                self.format(space)?;
-            }
             self.mount(space)?;
-        } else {
-            self.make_folder(space)?;
         }
         self.open.insert(space, Open { users: 1, idle_since: Instant::now() });
         Ok(())
@@ -141,14 +145,15 @@ impl Spaces {
             return Err(io::Error::from_raw_os_error(libc_ebusy()));
         }
         self.unmount(space);
-        let removed = if self.as_images {
-            fs::remove_file(self.image(space))
-        } else {
-            fs::remove_dir_all(self.folder(space))
-        };
+        let place = self.place(space);
+        let removed = if self.as_images { fs::remove_file(place) } else { fs::remove_dir_all(place) };
         match removed {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+            Ok(()) => {
+                self.count = self.count.saturating_sub(u64::from(space != OWN));
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
@@ -173,12 +178,39 @@ impl Spaces {
         self.images.join(format!("{:016x}", space.0))
     }
 
+    /// What a space is on disk.
+    fn place(&self, space: SpaceId) -> PathBuf {
+        if self.as_images { self.image(space) } else { self.folder(space) }
+    }
+
+    /// Whoever speaks for the daemon may name any number: how many become files is bounded here.
+    fn make(&mut self, space: SpaceId) -> io::Result<()> {
+        if space != OWN && self.count >= self.count_max {
+            let problem = format!("{} spaces exist, no more are made (limits.spaces_max)", self.count);
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, problem));
+        }
+        if self.as_images {
+            self.format(space)?
+        } else {
+            self.make_folder(space)?
+        }
+        self.count += u64::from(space != OWN);
+        Ok(())
+    }
+
+    /// Spaces that are there. After the sweep nothing else is in that folder.
+    fn existing(&self) -> io::Result<u64> {
+        let own = self.place(OWN);
+        let mut count = 0;
+        for entry in fs::read_dir(&self.images)? {
+            count += u64::from(entry?.path() != own);
+        }
+        Ok(count)
+    }
+
     /// The parts of a space that is a folder. Made under a temporary name; the rename makes it a space.
     fn make_folder(&self, space: SpaceId) -> io::Result<()> {
         let folder = self.folder(space);
-        if folder.exists() {
-            return Ok(());
-        }
         let temporary = folder.with_extension("new");
         fs::create_dir_all(&temporary)?;
         for (part, mode) in PARTS {

@@ -80,7 +80,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
     let mut leases = leases.during("take a range of user ids")?;
     let (cgroups, found) = Cgroups::open(leases.name());
     let abandoned = Abandoned::new(leases.abandoned());
-    let mut spaces = Spaces::new(&settings.state_dir, settings.space, settings.root())
+    let mut spaces = Spaces::new(&settings.state_dir, settings.space, settings.spaces_max, settings.root())
         .during("open the folder of spaces")?;
     let runtimes = Runtimes::find(settings);
     let point = settings.state_dir.join("template");

@@ -40,6 +40,7 @@ pub fn settings(config: &Config, search: &str) -> Settings {
             cpu_millicores: (limits.cpu_cores * 1000.0) as u64,
         },
         space: SpaceLimits { bytes: limits.space_bytes, inodes: limits.space_inodes },
+        spaces_max: limits.spaces_max,
         shm: SpaceLimits { bytes: limits.shm_bytes, inodes: limits.shm_inodes },
         nofile: limits.nofile.into(),
         shells_ready: SHELLS_READY,

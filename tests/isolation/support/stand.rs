@@ -81,7 +81,7 @@ impl NotStarted {
 }
 
 /// What a launch failed at.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Trouble {
     pub(crate) step: Step,
     pub(crate) errno: i32,
