@@ -506,7 +506,7 @@ def one_kill(daemon, client, victim, number, rng):
         live.kill(pid)
         at = time.monotonic()
         if not memory_kept:
-            gone = lambda: not [it for it in live.processes() if it.pid in old and it.state != "Z" and daemon.ids[0] <= it.uid < daemon.ids[1]]
+            gone = lambda: not [it for it in live.processes() if it.pid in old and it.state != "Z" and tree.ids[0] <= it.uid < tree.ids[1]]
             if not live.wait_until(gone, 10):
                 return "guests outlive the %s" % victim
         if victim == "supervisor":
