@@ -302,7 +302,7 @@ impl Loop {
         let refill = self.refill_due.then(|| self.last_plan + REFILL_QUIET);
         let ready = self.entries.values().any(|entry| matches!(entry.stage, Stage::Ready));
         let linger = ready.then(|| self.traffic.values().map(|last| *last + READY_LINGER).min()).flatten();
-        let spaces = self.launcher.spaces.idle_at();
+        let spaces = self.launcher.spaces.idle_at().into_iter().chain(self.launcher.spaces.tally_at()).min();
         let removing = self.removing.front().map(|(_, at)| *at);
         let removing = removing.into_iter().chain(self.throttle.due()).min();
         let ending = self.ending.map(|since| since + END_TIMEOUT).or(self.launcher.abandoned.next_try);
@@ -323,6 +323,9 @@ impl Loop {
             return;
         }
         self.launcher.abandoned.tend(&self.launcher.cgroups, now);
+        if let Some(space) = self.launcher.spaces.tally(now) {
+            self.end_overfull(space);
+        }
         self.drop_lingering(now);
         if self.refill_due && now >= self.last_plan + REFILL_QUIET {
             self.refill();
@@ -809,6 +812,18 @@ impl Loop {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.cause.get_or_insert(End::Ended);
             self.kill(id);
+        }
+    }
+
+    /// Ends the guests of a space that holds too much; ready shells have no guest that could write.
+    fn end_overfull(&mut self, space: SpaceId) {
+        let live = self
+            .entries
+            .iter_mut()
+            .filter(|(_, entry)| entry.shell.space == space && matches!(entry.stage, Stage::Live { .. }));
+        for (_, entry) in live {
+            entry.cause.get_or_insert(End::SpaceFull);
+            entry.shell.kill();
         }
     }
 

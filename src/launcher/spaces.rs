@@ -1,7 +1,8 @@
 //! Spaces on disk: one sparse ext4 image each, in a folder only root can enter, loop-mounted in the
 //! launcher's private mount namespace while a sandbox uses it.
 //!
-//! As an ordinary account a space is a folder instead, bounded per file only.
+//! As an ordinary account a space is a folder instead, bounded per file; its sum is looked at now and then
+//! ([`Tally`]).
 //!
 //! The image bounds bytes and inodes hard. On disk its files belong to the ids seen inside (`sandbox`,
 //! `nobody`), which the sandbox's own user namespace maps to the ids it leased: no process lives under the
@@ -20,6 +21,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use rustix::mount::{OpenTreeFlags, open_tree};
 
 use crate::launcher::plan::SpaceId;
+use crate::launcher::tally::{Progress, Tally};
 use crate::sys::loopdev;
 use crate::sys::mount::{Attributes, set_attributes};
 
@@ -32,6 +34,9 @@ pub struct SpaceLimits {
 
 /// How long an unused space stays mounted.
 const LINGER: Duration = Duration::from_secs(60);
+/// Between two looks at what the folders in use hold, and how much of one is looked at in a turn of the loop.
+const TALLY_EVERY: Duration = Duration::from_secs(5);
+const TALLY_ENTRIES: usize = 512;
 /// How long the folder may be another launcher's, and an image in use by a mount that is going away.
 const FOLDER_WAIT: Duration = Duration::from_secs(10);
 const IMAGE_WAIT: Duration = Duration::from_secs(2);
@@ -60,8 +65,18 @@ pub struct Spaces {
     count_max: u64,
     count: u64,
     open: HashMap<SpaceId, Open>,
+    looking: Looking,
     /// Held for life: two launchers over one folder would mount the same images.
     _lock: File,
+}
+
+/// Where the look at folders is.
+#[derive(Debug)]
+struct Looking {
+    next: Instant,
+    /// Still to be looked at in this round.
+    round: Vec<SpaceId>,
+    current: Option<(SpaceId, Tally)>,
 }
 
 #[derive(Debug)]
@@ -83,8 +98,18 @@ impl Spaces {
             OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(dir.join("lock"))?;
         // A launcher that has lost its daemon needs a moment to end.
         lock_within(&lock, FOLDER_WAIT)?;
-        let (count, open) = (0, HashMap::new());
-        let mut spaces = Spaces { images, mounts, as_images, limits, count_max, count, open, _lock: lock };
+        let looking = Looking { next: Instant::now(), round: Vec::new(), current: None };
+        let mut spaces = Spaces {
+            images,
+            mounts,
+            as_images,
+            limits,
+            count_max,
+            count: 0,
+            open: HashMap::new(),
+            looking,
+            _lock: lock,
+        };
         spaces.sweep()?;
         spaces.count = spaces.existing()?;
         Ok(spaces)
@@ -137,6 +162,47 @@ impl Spaces {
     /// When the next space will have been idle for long enough.
     pub fn idle_at(&self) -> Option<Instant> {
         self.open.values().filter(|open| open.users == 0).map(|open| open.idle_since + LINGER).min()
+    }
+
+    /// When there is a folder to be looked at, or to be looked at further.
+    pub fn tally_at(&self) -> Option<Instant> {
+        let in_use = self.open.values().any(|open| open.users > 0);
+        (!self.as_images && (in_use || self.looking.current.is_some())).then_some(self.looking.next)
+    }
+
+    /// Looks a little further at the folders in use. Names one that holds more than it may.
+    pub fn tally(&mut self, now: Instant) -> Option<SpaceId> {
+        if self.tally_at().is_none_or(|at| now < at) {
+            return None;
+        }
+        let Some((space, mut tally)) = self.looking.current.take() else {
+            if self.looking.round.is_empty() {
+                self.looking
+                    .round
+                    .extend(self.open.iter().filter(|(_, open)| open.users > 0).map(|(id, _)| *id));
+            }
+            let space = self.looking.round.pop()?;
+            match Tally::start(&self.folder(space), self.limits) {
+                Ok(tally) => self.looking.current = Some((space, tally)),
+                Err(error) => {
+                    tracing::warn!(%space, %error, "folder of a space not looked at");
+                    self.looking.next = now + TALLY_EVERY;
+                }
+            }
+            return None;
+        };
+        let progress = tally.go_on(TALLY_ENTRIES);
+        if progress == Progress::Going {
+            self.looking.current = Some((space, tally));
+            return None;
+        }
+        if self.looking.round.is_empty() {
+            self.looking.next = now + TALLY_EVERY;
+        }
+        let Progress::Over(used) = progress else { return None };
+        let (bytes, inodes) = (self.limits.bytes, self.limits.inodes);
+        tracing::warn!(%space, ?used, bytes, inodes, "a space holds more than it may; its sandboxes end");
+        Some(space)
     }
 
     /// Deletes an unused space and its files.

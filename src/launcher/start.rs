@@ -412,7 +412,8 @@ fn report(settings: &Settings, probed: &Result<(), StepError>, found: &Found, ab
         let space = "ext4 image, idmapped: hard limits on bytes and inodes";
         layer("space", whole, space, failed, "loop devices, and mke2fs on the host");
     } else {
-        let space = "a folder: a limit per file, none on their sum or number";
+        let space =
+            "a folder: a limit per file; sum and number looked at every few seconds, sandboxes ended beyond";
         layer("space", false, space, Some("mount: not as this account".to_owned()), "start caisson as root");
     }
     let landlock = format!("file rules, ABI {abi}");
