@@ -565,7 +565,7 @@ impl Loop {
             // Cleared away when its init is reaped.
             Left::Dying(shell) => {
                 self.inits.insert(shell.pid, id);
-                let stage = Stage::Dying;
+                let (shell, stage) = (*shell, Stage::Dying);
                 self.entries.insert(id, Entry { shell, stage, cause: None, announced: false, maker: None });
             }
         }

@@ -84,7 +84,7 @@ pub enum Left {
     /// No process came to be: the group is empty.
     Group(Leaf),
     /// Its init has been killed; until that is reaped its ids and its group are in use.
-    Dying(Shell),
+    Dying(Box<Shell>),
 }
 
 impl Maker {
@@ -122,7 +122,7 @@ impl Maker {
             Ok(()) => Ok(shell),
             Err(error) => {
                 shell.kill();
-                Err(NotStarted { error, left: Left::Dying(shell) })
+                Err(NotStarted { error, left: Left::Dying(Box::new(shell)) })
             }
         }
     }

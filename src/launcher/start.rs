@@ -369,7 +369,7 @@ fn probe(
             let timeout = rustix::event::Timespec { tv_sec: PROBE_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
             // A time-out shows as a failed read right after.
             let _ = poll(&mut waiting, Some(&timeout));
-            (shell.finish(), Left::Dying(shell))
+            (shell.finish(), Left::Dying(Box::new(shell)))
         }
         Err(NotStarted { error, left }) => (Err(error), left),
     };
