@@ -195,7 +195,7 @@ fn launcher(_: &InternalArgs) -> Result<u8, Failed> {
         }
         None => {
             print_error(&doctor::table(&started.report, None));
-            Ok(supervisor::EXIT_ISOLATION as u8)
+            Ok(supervisor::EXIT_ISOLATION)
         }
     }
 }

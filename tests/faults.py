@@ -15,6 +15,7 @@ import random
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -506,7 +507,7 @@ def one_kill(daemon, client, victim, number, rng):
         live.kill(pid)
         at = time.monotonic()
         if not memory_kept:
-            gone = lambda: not [it for it in live.processes() if it.pid in old and it.state != "Z" and daemon.ids[0] <= it.uid < daemon.ids[1]]
+            gone = lambda: not [it for it in live.processes() if it.pid in old and it.state != "Z" and tree.ids[0] <= it.uid < tree.ids[1]]
             if not live.wait_until(gone, 10):
                 return "guests outlive the %s" % victim
         if victim == "supervisor":
@@ -549,6 +550,45 @@ def graceful_end(daemon):
     status = daemon.process.wait(40)
     left = live.wait_until(lambda: not daemon.leftovers(), 5) or daemon.leftovers()
     return "exit status %d" % status if status else "" if left is True else "left: " + "; ".join(left)
+
+
+# --- folders -----------------------------------------------------------------------------------------------------------
+
+ACCOUNT_UID = 54321
+FOLDER_LIMITS = {"CAISSON_SPACE_BYTES": "20000000", "CAISSON_SPACE_INODES": "200"}
+OVERFULL = "ProcessError: the files exceed the space's limit; the sandbox was ended, delete some in the next call"
+FILL = {
+    "bytes": "for n in range(4): open('/mnt/data/%d' % n, 'wb').write(b'x' * 9_000_000)",
+    "files": "for n in range(300): open('/mnt/data/%d' % n, 'w').close()",
+    "depth": "import os\nfor n in range(150): os.mkdir('d'); os.chdir('d')",
+}
+
+
+def folders(report):
+    """As an ordinary account a space is a folder, which nothing bounds but a look now and then."""
+    may = subprocess.run([*suites.as_account(ACCOUNT_UID), "test", "-x", suites.BINARY], check=False).returncode == 0
+    if not may:
+        print("skip: an ordinary account cannot reach %s" % suites.BINARY, flush=True)
+        return
+    daemon = live.Daemon("faults-folders", {"CODE_INTERPRETER_API_KEYS": "a=KEYA,b=KEYB", "CAISSON_SLOTS_MAX": "0", **FOLDER_LIMITS})
+    daemon.account = ACCOUNT_UID
+    with daemon:
+        client, neighbour = daemon.client("KEYA"), daemon.client("KEYB")
+        neighbour.run("kept = 41", session="n")
+        for what, code in FILL.items():
+            report.run("a folder over its limit of %s" % what, overfull, client, code)
+        report.run("a neighbour of such folders", lambda: "" if neighbour.run("kept + 1", session="n").result == "42" else "lost")
+
+
+def overfull(client, code):
+    held = client.run("import os\nos.chdir('/mnt/data')\n%s\nimport time; time.sleep(30)" % code, session="s", timeout=40)
+    if held.status != "error" or held.error != OVERFULL or held.seconds > 20:
+        return "while it is over: %s" % held
+    emptied = client.run("import os, shutil\nfor name in os.listdir('/mnt/data'):\n  path = '/mnt/data/' + name\n  shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)\nos.listdir('/mnt/data')", session="s")
+    if emptied.result != "[]":
+        return "emptying it: %s" % emptied
+    after = client.run("import time; time.sleep(7); print('lives')", session="s")
+    return "" if after.stdout == "lives\n" else "below its limit again: %s" % after
 
 
 # --- stopping ----------------------------------------------------------------------------------------------------------
@@ -600,7 +640,7 @@ def hurried():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="guests whose name holds this text; `kills` or `stops` for those parts")
+    parser.add_argument("--only", default="", help="guests whose name holds this text; `kills`, `stops` or `folders` for those parts")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     args = parser.parse_args()
@@ -610,13 +650,12 @@ def main():
         print("suite faults: 0 passed, 0 failed")
         return 0
     report = Report()
-    parts = {"guests": lambda: guests(report, "" if args.only == "guests" else args.only), "kills": lambda: kills(report, args.rounds, args.seed), "stops": lambda: stops(report)}
+    parts = {"guests": lambda: guests(report, "" if args.only == "guests" else args.only), "kills": lambda: kills(report, args.rounds, args.seed), "stops": lambda: stops(report), "folders": lambda: folders(report)}
     chosen = list(parts) if not args.only else [args.only if args.only in parts else "guests"]
     try:
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            running = [pool.submit(lambda: [parts[it]() for it in chosen if it != "guests"])]
-            if "guests" in chosen:
-                running.append(pool.submit(parts["guests"]))
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            running = [pool.submit(lambda: [parts[it]() for it in ("kills", "stops") if it in chosen])]
+            running += [pool.submit(parts[it]) for it in ("guests", "folders") if it in chosen]
             for each in running:
                 each.result()
     except suites.Failed as error:

@@ -4,6 +4,7 @@ Used by `faults.py`, `workloads.py` and `soak.py`. What is measured belongs to o
 """
 
 import collections
+import fcntl
 import glob
 import http.client
 import json
@@ -99,17 +100,25 @@ def processes():
     return found
 
 
-class Tree:
-    """The processes of one daemon, looked at once. `ids` is its range of host user ids."""
+def is_below(pid, top, parents):
+    while pid and pid != top:
+        pid = parents.get(pid)
+    return bool(pid)
 
-    def __init__(self, supervisor, ids=None):
+
+class Tree:
+    """The processes of one daemon, looked at once. `ids` is its range of host user ids: by the launcher of the
+    moment, since one that died leaves its range to whoever comes, and that may be another daemon of this host."""
+
+    def __init__(self, supervisor):
         everyone = processes()
         self.supervisor = supervisor
         children = [it for it in everyone if it.parent == supervisor]
         stage = lambda name: next((it.pid for it in children if it.words[1:2] == [name]), None)
         self.daemon, self.launcher = stage("daemon"), stage("launcher")
-        self.ids = ids or (self.launcher and id_range(self.launcher))
-        inside = [it for it in everyone if self.ids and self.ids[0] <= it.uid < self.ids[1]]
+        self.ids = self.launcher and id_range(self.launcher)
+        parents = {it.pid: it.parent for it in everyone}
+        inside = [it for it in everyone if self.ids and self.ids[0] <= it.uid < self.ids[1] and is_below(it.pid, self.launcher, parents)]
         first_guest = self.ids[0] + ZYGOTE_IDS if self.ids else 0
         self.zygotes = [it for it in inside if it.uid < first_guest]
         self.inits = [it for it in inside if it.words[:1] == ["caisson-init"]]
@@ -170,6 +179,22 @@ def namespaces(pids):
     return len(found)
 
 
+def range_number(ids):
+    return (ids[0] - 0x7000_0000) >> 24
+
+
+def is_taken(number):
+    """Whether a launcher holds this range of ids now."""
+    try:
+        with open("/run/caisson/ids-%d.lock" % number) as f:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def cgroup_bases(launcher, number):
     """Where the launcher's groups lie: caisson-N below its own group, in every tree."""
     found = set()
@@ -215,7 +240,7 @@ class Daemon(suites.Daemon):
     def __init__(self, name, env=None, args=(), start_s=suites.START_S):
         os.makedirs(suites.LOGS, exist_ok=True)
         super().__init__(name, {"AIO_CODE_BACKEND": "native", **(env or {})}, args, start_s)
-        self.ids, self.cgroups = None, set()
+        self.ranges, self.cgroups = set(), {}  # of all launchers it has had; groups by number of the range
 
     def __enter__(self):
         super().__enter__()
@@ -227,10 +252,7 @@ class Daemon(suites.Daemon):
         wait_until(lambda: not self.leftovers(), 10)
 
     def learn(self):
-        tree = Tree(self.process.pid)
-        self.ids = tree.ids
-        number = (self.ids[0] - 0x7000_0000) >> 24 if self.ids else 0
-        self.cgroups |= cgroup_bases(tree.launcher, number) if tree.launcher else set()
+        self.tree()
 
     def start_again(self):
         """After its supervisor was killed: the same data, the same address."""
@@ -244,13 +266,17 @@ class Daemon(suites.Daemon):
         return Client(self.port, key)
 
     def tree(self):
-        return Tree(self.process.pid, self.ids)
+        tree = Tree(self.process.pid)
+        if tree.ids and tree.ids not in self.ranges:
+            self.ranges.add(tree.ids)
+            self.cgroups[range_number(tree.ids)] = cgroup_bases(tree.launcher, range_number(tree.ids))
+        return tree
 
     def leftovers(self):
         """What should be gone once it has ended."""
-        low, high = self.ids or (0, 0)
-        found = ["process %d %s" % (it.pid, " ".join(it.words)[:80]) for it in processes() if low <= it.uid < high]
-        found += ["cgroup " + path for path in cgroup_dirs(self.cgroups)]
+        free = [ids for ids in self.ranges if not is_taken(range_number(ids))]  # else another daemon has it by now
+        found = ["process %d %s" % (it.pid, " ".join(it.words)[:80]) for it in processes() if any(low <= it.uid < high for low, high in free)]
+        found += ["cgroup " + path for ids in free for path in cgroup_dirs(self.cgroups[range_number(ids)])]
         found += ["loop device of " + path for path in loops(self.scratch)]
         with open("/proc/self/mountinfo") as f:
             found += ["mount " + line.split()[4] for line in f if self.scratch in line]
@@ -273,7 +299,7 @@ class Daemon(suites.Daemon):
             "guest processes": len(tree.guests),
             "guest uids": len({it.uid for it in tree.guests + tree.inits}),
             "namespaces": namespaces(tree.everyone()),
-            "cgroup dirs": len(cgroup_dirs(self.cgroups)),
+            "cgroup dirs": len(cgroup_dirs(self.cgroups[range_number(tree.ids)] if tree.ids else ())),
             "mounts": mounts(tree.launcher),
             "loop devices": len(loops(self.scratch)),
             "files": files,

@@ -103,8 +103,14 @@ def free_port():
         return s.getsockname()[1]
 
 
+def as_account(uid):
+    return ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--"]
+
+
 class Daemon:
     """`caisson serve` on a free loopback port with a data directory of its own."""
+
+    account = None  # the user id of an ordinary account to serve as
 
     def __init__(self, name, env, args=(), start_s=START_S):
         self.name, self.env, self.args, self.start_s = name, env, args, start_s
@@ -120,6 +126,9 @@ class Daemon:
         try:
             with open(self.log_path, "wb") as log:
                 argv = [BINARY, "serve", "--data-dir", os.path.join(self.scratch, "data"), "--listen", "127.0.0.1:%d" % self.port]
+                if self.account:
+                    os.chown(self.scratch, self.account, self.account)
+                    argv = [*as_account(self.account), *argv]
                 self.process = start([*argv, *self.args], log, clean_env(**self.env))
             self.wait_until_healthy()
         except BaseException:

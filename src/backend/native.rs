@@ -62,6 +62,11 @@ impl Native {
         self.launcher.hello()
     }
 
+    /// Tells of each launcher that is gone.
+    pub fn gone(&self) -> watch::Receiver<u64> {
+        self.launcher.gone()
+    }
+
     /// An interpreter that fits `plan`, started in `cwd`. Nothing of the guest's has run in it.
     pub async fn obtain(&self, plan: LaunchPlan, cwd: Option<&str>) -> Result<Interpreter, Refusal> {
         if let Some(cwd) = cwd
@@ -147,6 +152,7 @@ pub(crate) mod fake {
 
     pub(crate) struct FakeLauncher {
         hello: watch::Sender<Option<Arc<Hello>>>,
+        gone: watch::Sender<u64>,
         pub(crate) plans: Mutex<Vec<LaunchPlan>>,
         pub(crate) attached: AtomicBool,
         pub(crate) broken: AtomicBool,
@@ -157,6 +163,7 @@ pub(crate) mod fake {
         pub(crate) fn with(hello: Hello) -> Arc<FakeLauncher> {
             Arc::new(FakeLauncher {
                 hello: watch::channel(Some(Arc::new(hello))).0,
+                gone: watch::channel(0).0,
                 plans: Mutex::default(),
                 attached: AtomicBool::new(true),
                 broken: AtomicBool::new(false),
@@ -168,6 +175,11 @@ pub(crate) mod fake {
         pub(crate) fn attach(&self) {
             self.attached.store(true, Ordering::SeqCst);
             self.hello.send_modify(|_| {});
+        }
+
+        /// Is gone, as after a kill. Its interpreters must have been told to be `lost` before.
+        pub(crate) fn vanish(&self) {
+            self.gone.send_modify(|count| *count += 1);
         }
 
         pub(crate) fn launched(&self) -> u64 {
@@ -189,6 +201,10 @@ pub(crate) mod fake {
 
         fn hello(&self) -> watch::Receiver<Option<Arc<Hello>>> {
             self.hello.subscribe()
+        }
+
+        fn gone(&self) -> watch::Receiver<u64> {
+            self.gone.subscribe()
         }
 
         fn is_attached(&self) -> bool {

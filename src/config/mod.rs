@@ -99,6 +99,7 @@ pub struct Limits {
     pub cpu_cores: f64,
     pub space_bytes: u64,
     pub space_inodes: u64,
+    pub spaces_max: u64,
     pub shm_bytes: u64,
     pub shm_inodes: u64,
     pub nofile: u32,

@@ -181,6 +181,10 @@ pub(crate) struct RawLimits {
     #[config(env = "CAISSON_SPACE_INODES", default = 18000)]
     pub(crate) space_inodes: u64,
 
+    /// Spaces on disk, over all tenants. One more is refused until one is deleted.
+    #[config(env = "CAISSON_SPACES_MAX", default = 10000)]
+    pub(crate) spaces_max: u64,
+
     /// Bytes of a sandbox's /dev/shm; they count as its memory. 256 MiB.
     #[config(env = "CAISSON_SHM_BYTES", default = 268435456)]
     pub(crate) shm_bytes: u64,

@@ -239,6 +239,7 @@ fn limits(raw: &RawLimits) -> Result<Limits, ConfigError> {
         cpu_cores: within("limits.cpu_cores", raw.cpu_cores, 0.01..=4096.0, "cores")?,
         space_bytes: within("limits.space_bytes", raw.space_bytes, MIB..=1 << 50, "bytes")?,
         space_inodes: within("limits.space_inodes", raw.space_inodes, 64..=1 << 40, "files")?,
+        spaces_max: within("limits.spaces_max", raw.spaces_max, 1..=1 << 32, "spaces")?,
         shm_bytes: within("limits.shm_bytes", raw.shm_bytes, MIB..=1 << 50, "bytes")?,
         shm_inodes: within("limits.shm_inodes", raw.shm_inodes, 16..=1 << 40, "files")?,
         nofile: within("limits.nofile", raw.nofile, 64..=1_048_576, "descriptors")? as u32,

@@ -1,5 +1,6 @@
 //! What the daemon takes from itself once it has its descriptors: if a request ever runs code in it, that
-//! code can run cells and read by id, and not start a program, trace, mount or open a file elsewhere.
+//! code can run cells and read by id, and not start a program, make a namespace, trace, mount or open a file
+//! elsewhere.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -9,7 +10,11 @@ use landlock::{
     ABI, Access, AccessFs, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreatedAttr,
 };
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+use nix::sched::CloneFlags;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch,
+};
 use syscalls::Sysno;
 
 /// Calls no daemon of ours makes.
@@ -49,6 +54,17 @@ const REFUSED: [Sysno; 33] = [
     Sysno::reboot,
 ];
 
+/// Flags of `clone` that make a namespace. A thread needs none of them.
+const NAMESPACES: [CloneFlags; 7] = [
+    CloneFlags::CLONE_NEWUSER,
+    CloneFlags::CLONE_NEWNS,
+    CloneFlags::CLONE_NEWPID,
+    CloneFlags::CLONE_NEWNET,
+    CloneFlags::CLONE_NEWIPC,
+    CloneFlags::CLONE_NEWUTS,
+    CloneFlags::CLONE_NEWCGROUP,
+];
+
 /// Read by libraries at run time: time zones, the host's own resolver set-up, this process's figures.
 const READABLE: [&str; 4] = ["/etc", "/usr/share/zoneinfo", "/proc/self", "/sys/fs/cgroup"];
 
@@ -59,8 +75,10 @@ pub fn confine(dir: &Path) -> anyhow::Result<()> {
     if let Err(error) = restrict_files(dir) {
         tracing::warn!(%error, "the daemon's files are not restricted by Landlock");
     }
-    let program = refuse()?;
-    Ok(seccompiler::apply_filter(&program)?)
+    for program in refuse()? {
+        seccompiler::apply_filter(&program)?;
+    }
+    Ok(())
 }
 
 fn restrict_files(dir: &Path) -> anyhow::Result<()> {
@@ -88,11 +106,43 @@ fn restrict_files(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn refuse() -> anyhow::Result<BpfProgram> {
+/// Two programs, for two answers: the flags of `clone3` lie in memory that no filter can read, so it is a call
+/// this kernel does not have, and libraries fall back on `clone`.
+fn refuse() -> anyhow::Result<[BpfProgram; 2]> {
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
-    let rules: BTreeMap<i64, Vec<_>> =
+    let answer = |errno: rustix::io::Errno| SeccompAction::Errno(errno.raw_os_error() as u32);
+    let program = |rules: BTreeMap<i64, Vec<SeccompRule>>, errno| -> anyhow::Result<BpfProgram> {
+        Ok(SeccompFilter::new(rules, SeccompAction::Allow, answer(errno), arch)?.try_into()?)
+    };
+    let mut forbidden: BTreeMap<i64, Vec<SeccompRule>> =
         REFUSED.iter().map(|call| (i64::from(call.id()), Vec::new())).collect();
-    let eperm = SeccompAction::Errno(rustix::io::Errno::PERM.raw_os_error() as u32);
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, eperm, arch)?;
-    Ok(filter.try_into()?)
+    let mut with_namespace = Vec::new();
+    for flag in NAMESPACES {
+        let bit = flag.bits() as u64;
+        let is_set = SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(bit), bit)?;
+        with_namespace.push(SeccompRule::new(vec![is_set])?);
+    }
+    forbidden.insert(i64::from(Sysno::clone.id()), with_namespace);
+    let unknown = BTreeMap::from([(i64::from(Sysno::clone3.id()), Vec::new())]);
+    Ok([program(forbidden, rustix::io::Errno::PERM)?, program(unknown, rustix::io::Errno::NOSYS)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::raw;
+
+    #[test]
+    fn a_confined_daemon_has_no_clone3_and_still_starts_threads() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().to_owned();
+        assert_eq!(raw::clone3_of_nothing(), rustix::io::Errno::INVAL.raw_os_error(), "control: it is there");
+        let confined = std::thread::spawn(move || {
+            confine(&path).expect("this kernel has seccomp");
+            let started = std::thread::Builder::new().spawn(|| 7);
+            (raw::clone3_of_nothing(), started.map(|thread| thread.join().expect("no panic")).ok())
+        });
+        let (errno, started) = confined.join().expect("no panic");
+        assert_eq!((errno, started), (rustix::io::Errno::NOSYS.raw_os_error(), Some(7)));
+    }
 }

@@ -22,7 +22,7 @@ use crate::engine::{
 use crate::harness::interpreter::{Cell, Interpreter, Provenance};
 use crate::harness::outcome::{CellOutcome, Ending, Stopped};
 use crate::launcher::client::Client;
-use crate::launcher::plan::{Account, LaunchPlan, Origin, Profile, SpaceId};
+use crate::launcher::plan::{Account, End, LaunchPlan, Origin, Profile, SpaceId};
 use crate::launcher::posture::Hello;
 use crate::session::id::SessionId;
 use crate::session::registry::{Deleted, Registry};
@@ -86,6 +86,7 @@ impl Engine {
         tokio::spawn(refill);
         let sessions = Arc::new(Registry::new(config.session_limits(), store.remembered().clone()));
         tokio::spawn(reaper::reap(Arc::downgrade(&sessions), store.clone()));
+        tokio::spawn(reaper::bury(Arc::downgrade(&sessions), launcher.gone()));
         let engine = Arc::new(Engine {
             native: Native::new(launcher, slots),
             tenants: Tenants::new(store.clone()),
@@ -298,7 +299,9 @@ impl Engine {
                 Ok(entered) => entered,
                 Err(NoTurn::Refused(refusal)) => return Err(refusal),
                 // It went away by itself while we reached for it: the name is free for a new one.
-                Err(NoTurn::Closed(CloseReason::Idle | CloseReason::NeverStarted)) => continue,
+                Err(NoTurn::Closed(
+                    CloseReason::Idle | CloseReason::NeverStarted | CloseReason::LauncherGone,
+                )) => continue,
                 Err(NoTurn::Closed(CloseReason::ShuttingDown)) => return Err(Refusal::ShuttingDown),
                 Err(NoTurn::Closed(CloseReason::Deleted)) => {
                     let why = "the session was deleted before the cell started".to_owned();
@@ -479,9 +482,14 @@ impl SessionRun {
             interpreter.run(cell, &limits, &mut stop).await
         };
         self.session.finish(ran.interpreter);
+        // Taken before the session is remembered: the loss is news for the next reply, not for this one.
+        let hint = self.session.take_hint();
+        if ran.outcome.ending == Ending::Died(Some(End::LauncherGone)) {
+            self.engine.sessions.close_after_loss(&self.session);
+        }
         let (id, outcome) = (Some(&self.session.key.id), ran.outcome);
         self.engine.audit(&self.request, id, &watch, &outcome, Some(provenance));
-        Ok(execution(&self.request, outcome, execution_count, id, self.session.take_hint()))
+        Ok(execution(&self.request, outcome, execution_count, id, hint))
     }
 }
 

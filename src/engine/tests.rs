@@ -11,7 +11,7 @@ use crate::engine::{
     Status, TenantId,
 };
 use crate::launcher::plan::{Account, Origin, Profile, SpaceId};
-use crate::session::RESTART_HINT;
+use crate::session::{LOST_HINT, RESTART_HINT};
 use crate::store::Store;
 
 struct House {
@@ -408,4 +408,53 @@ async fn an_interpreter_that_died_between_two_cells_is_replaced_with_a_hint() {
     assert_eq!(result(&next), "");
     let hint = "session was reset: the interpreter exited with code 4";
     assert_eq!((next.hint.as_deref(), next.execution_count), (Some(hint), 2));
+}
+
+#[tokio::test]
+async fn sessions_of_a_launcher_that_is_gone_close_at_once_and_say_so_once() {
+    let house = house(config());
+    house.run(Some("idle"), "set 1\nlater-lost").await;
+    let running = house.spawn(Some("busy"), "sleep 40\nlost");
+    pause(10).await;
+    let waiting = house.spawn(Some("busy"), "get");
+    let full = house.engine.execute(cell(Some("third"), "out")).await;
+    assert_eq!(full, Err(Refusal::TooManySessions { max: 2 }), "control: both count");
+    pause(60).await;
+    house.launcher.vanish();
+    let running = running.await.expect("no panic").expect("an answer");
+    assert_eq!(error(&running), ("ProcessError", "the launcher ended, and every interpreter with it"));
+    assert_eq!(running.hint, None, "its own error says it");
+    let waiting = waiting.await.expect("no panic").expect("runs in a new session");
+    assert_eq!((result(&waiting), waiting.hint.as_deref()), ("", Some(LOST_HINT)));
+    pause(10).await;
+    let names: Vec<_> = house.engine.sessions_list(&tenant()).into_iter().map(|(key, _)| key).collect();
+    assert_eq!(names, ["busy"], "the idle one is gone without anybody asking for it");
+    assert_eq!(house.run(Some("third"), "out").await.status, Status::Ok);
+    house.engine.session_delete(&tenant(), "third").await;
+    let again = house.run(Some("idle"), "get").await;
+    assert_eq!((result(&again), again.hint.as_deref()), ("", Some(LOST_HINT)));
+    assert_eq!(again.execution_count, 1);
+    assert_eq!(house.run(Some("idle"), "get").await.hint, None);
+}
+
+#[tokio::test]
+async fn a_session_without_an_interpreter_outlives_the_launcher() {
+    let house = house(config());
+    house.engine.session_create(&tenant(), Language::Python, Some("s"), None, None).await.expect("made");
+    house.run(Some("t"), "exit 1").await;
+    house.launcher.vanish();
+    pause(20).await;
+    assert_eq!(house.engine.sessions_list(&tenant()).len(), 2);
+    assert_eq!(house.run(Some("s"), "out").await.hint, None);
+}
+
+#[tokio::test]
+async fn a_lost_session_that_is_deleted_is_forgotten() {
+    let house = house(config());
+    house.run(Some("s"), "set 1\nlater-lost").await;
+    pause(40).await;
+    house.launcher.vanish();
+    pause(10).await;
+    assert!(!house.engine.session_delete(&tenant(), "s").await, "it has closed already");
+    assert_eq!(house.run(Some("s"), "get").await.hint, None);
 }

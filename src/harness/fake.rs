@@ -2,7 +2,7 @@
 //!
 //! One step a line: `out T`, `err T` (told in `order`), `child T` (not told), `bytes HEX`, `flood N`,
 //! `result T`, `count T`, `raise NAME TEXT`, `sleep MS`, `frame LINE`, `endless`, `exit N`, `vanish`,
-//! `later-exit N`, `set T`, `get`. Whatever ends the guard ends the task.
+//! `later-exit N`, `lost`, `later-lost`, `set T`, `get`. Whatever ends the guard ends the task.
 #![forbid(unsafe_code)]
 
 use std::os::fd::OwnedFd;
@@ -25,8 +25,8 @@ pub(crate) struct Fake {
     stderr: pipe::Sender,
     ended: watch::Sender<Option<End>>,
     kept: Option<String>,
-    /// Ends the interpreter with this status a moment after the cell's reply.
-    later_exit: Option<u8>,
+    /// Ends the interpreter like this a moment after the cell's reply.
+    later_end: Option<End>,
 }
 
 /// What one cell wants to say at its end.
@@ -65,7 +65,7 @@ impl Fake {
             stderr: sender(stderr.1),
             ended,
             kept: None,
-            later_exit: None,
+            later_end: None,
         };
         let task = tokio::spawn(fake.serve());
         let pipes = Pipes { requests: requests.1, events: events.0, stdout: stdout.0, stderr: stderr.0 };
@@ -98,9 +98,9 @@ impl Fake {
                 "nonce": nonce, "event": "done", "result": result, "error": error, "order": order
             }))
             .await;
-            if let Some(status) = self.later_exit {
+            if let Some(end) = self.later_end {
                 tokio::time::sleep(Duration::from_millis(20)).await;
-                self.ended.send_replace(Some(End::Exited(status)));
+                self.ended.send_replace(Some(end));
                 return;
             }
         }
@@ -147,7 +147,9 @@ impl Fake {
             "sleep" => tokio::time::sleep(Duration::from_millis(rest.parse().expect("a number"))).await,
             "frame" => self.events.write_all(line.as_bytes()).await.unwrap_or_default(),
             "endless" => self.events.write_all(&vec![b'x'; FRAME_BYTES_MAX + 1]).await.unwrap_or_default(),
-            "later-exit" => self.later_exit = rest.parse().ok(),
+            "later-exit" => self.later_end = rest.parse().ok().map(End::Exited),
+            "later-lost" => self.later_end = Some(End::LauncherGone),
+            "lost" => return Some(Some(End::LauncherGone)),
             "exit" => return Some(Some(End::Exited(rest.parse().expect("a status")))),
             "vanish" => return Some(None),
             other => panic!("unknown step {other:?}"),

@@ -69,6 +69,8 @@ impl Ending {
             Ending::Died(Some(End::OutOfMemory)) => "memory limit".to_owned(),
             Ending::Died(Some(End::Ended)) => "ended by the launcher".to_owned(),
             Ending::Died(Some(End::Mismatch)) => "policy".to_owned(),
+            Ending::Died(Some(End::SpaceFull)) => "space limit".to_owned(),
+            Ending::Died(Some(End::LauncherGone)) => "launcher gone".to_owned(),
             Ending::Died(None) => "unknown".to_owned(),
             Ending::Stopped(Stopped::SessionDeleted) => "session deleted".to_owned(),
             Ending::Stopped(Stopped::ShuttingDown) => "shutdown".to_owned(),
@@ -104,6 +106,11 @@ pub fn death_text(end: Option<End>, memory_mib_max: u64) -> String {
         Some(End::OutOfMemory) => format!("out of memory (limit {memory_mib_max} MiB)"),
         Some(End::Ended) => "the sandbox was ended".to_owned(),
         Some(End::Mismatch) => "the sandbox did not match its policy and was ended".to_owned(),
+        Some(End::SpaceFull) => {
+            "the files exceed the space's limit; the sandbox was ended, delete some in the next call"
+                .to_owned()
+        }
+        Some(End::LauncherGone) => "the launcher ended, and every interpreter with it".to_owned(),
         None => "the interpreter ended unexpectedly".to_owned(),
     }
 }

@@ -116,6 +116,15 @@ impl Cgroups {
     /// Makes a leaf with its limits, which are there before any process is.
     pub fn leaf(&self, space: &str, sandbox: &str, limits: CgroupLimits) -> io::Result<Leaf> {
         let mut leaf = Leaf { dirs: Vec::new(), join: Vec::new(), oom: None };
+        let made = self.make_leaf(&mut leaf, space, sandbox, limits);
+        if made.is_err() {
+            // Nobody is in it: it goes at once.
+            leaf.remove();
+        }
+        made.map(|()| leaf)
+    }
+
+    fn make_leaf(&self, leaf: &mut Leaf, space: &str, sandbox: &str, limits: CgroupLimits) -> io::Result<()> {
         for tree in &self.trees {
             let parent = tree.base.join(space);
             make_parent(&parent, tree.controller)?;
@@ -135,7 +144,7 @@ impl Cgroups {
                 leaf.oom = Some(watch_oom(&dir)?);
             }
         }
-        Ok(leaf)
+        Ok(())
     }
 
     /// A group beside the spaces, for processes of our own such as zygotes; without limits.

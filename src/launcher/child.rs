@@ -64,7 +64,7 @@ pub fn confine(job: &Job, descriptors: &[i32], thread: Thread, programs: &[&[u64
     }
     if job.unprivileged == 0 {
         // Entering a user namespace filled it again; needs CAP_SETPCAP.
-        at(step::BOUNDING_SET, drop_bounding())?;
+        at(step::BOUNDING_SET, raw::drop_bounding())?;
         // The same.
         at(step::SECUREBITS, raw::prctl(raw::PR_SET_SECUREBITS, raw::SECUREBITS_LOCKED, 0).map(|_| ()))?;
     }
@@ -123,20 +123,6 @@ fn arrange(descriptors: &[i32]) -> raw::Answer<()> {
         raw::dup3(*copy, number as i32, flags)?;
     }
     raw::close_from(slot::FIXED as i32)
-}
-
-/// Empties the bounding and the ambient set.
-pub fn drop_bounding() -> raw::Answer<()> {
-    raw::prctl(raw::PR_CAP_AMBIENT, raw::PR_CAP_AMBIENT_CLEAR_ALL, 0)?;
-    for capability in 0..64 {
-        match raw::prctl(raw::PR_CAPBSET_DROP, capability, 0) {
-            Ok(_) => {}
-            // Past the last one this kernel knows.
-            Err(raw::EINVAL) => break,
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(())
 }
 
 /// Becomes the account: no groups where they can be dropped, one gid, one uid.

@@ -77,6 +77,8 @@ struct Shared {
     state: Mutex<State>,
     /// What the launcher of the day reported about itself; replaced when a new one comes.
     hello: watch::Sender<Option<Arc<Hello>>>,
+    /// How many launchers have ended.
+    gone: watch::Sender<u64>,
     /// Something waits in the outbox.
     unsent: Notify,
 }
@@ -95,10 +97,9 @@ struct State {
 impl Client {
     /// A handle without a launcher yet: launches answer [`LaunchError::Gone`] until [`Client::attach`].
     pub fn new() -> Client {
-        let (hello, _) = watch::channel(None);
-        Client {
-            shared: Arc::new(Shared { state: Mutex::new(State::default()), hello, unsent: Notify::new() }),
-        }
+        let (hello, gone) = (watch::channel(None).0, watch::channel(0).0);
+        let state = Mutex::new(State::default());
+        Client { shared: Arc::new(Shared { state, hello, gone, unsent: Notify::new() }) }
     }
 
     /// Takes a connected socket of a launcher and serves it until that launcher is gone. Must run inside the
@@ -120,6 +121,11 @@ impl Client {
     /// What the launcher reported at start; `None` before the first one is there.
     pub fn hello(&self) -> watch::Receiver<Option<Arc<Hello>>> {
         self.shared.hello.subscribe()
+    }
+
+    /// Changes each time a launcher is gone, after all its sandboxes have got their end.
+    pub fn gone(&self) -> watch::Receiver<u64> {
+        self.shared.gone.subscribe()
     }
 
     /// True while a launcher is attached.
@@ -299,8 +305,9 @@ impl Client {
         }
         drop(deletions);
         for (_, ended) in live {
-            ended.send_replace(Some(End::Ended));
+            ended.send_replace(Some(End::LauncherGone));
         }
+        self.shared.gone.send_modify(|count| *count += 1);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -399,14 +399,7 @@ fn ruleset(setup: &Setup) -> raw::Answer<i32> {
 
 fn drop_privileges(own_id: Option<u32>) -> raw::Answer<()> {
     raw::ignore_sigchld()?;
-    raw::prctl(raw::PR_CAP_AMBIENT, raw::PR_CAP_AMBIENT_CLEAR_ALL, 0)?;
-    for capability in 0..64 {
-        match raw::prctl(raw::PR_CAPBSET_DROP, capability, 0) {
-            Ok(_) => {}
-            Err(raw::EINVAL) => break,
-            Err(errno) => return Err(errno),
-        }
-    }
+    raw::drop_bounding()?;
     raw::prctl(raw::PR_SET_SECUREBITS, raw::SECUREBITS_LOCKED, 0)?;
     if let Some(id) = own_id {
         raw::setgroups_none()?;

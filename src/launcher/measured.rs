@@ -110,7 +110,9 @@ impl Measured<'_> {
         let detail = match (self.images, self.shape) {
             (true, Some(Shape::UserNamespace)) => "ext4 image, idmapped: hard limits on bytes and inodes",
             (true, _) => "ext4 image: hard limits on bytes and inodes",
-            _ => "a folder: a limit per file, none on their sum or number",
+            _ => {
+                "a folder: a limit per file; sum and number looked at every few seconds, sandboxes ended beyond"
+            }
         };
         let missed =
             self.missed.images.clone().or_else(|| (!root).then(|| "mount: not as this account".to_owned()));

@@ -23,7 +23,9 @@ pub mod settings;
 pub mod shell;
 pub mod spaces;
 pub mod start;
+pub mod tally;
 pub mod template;
+pub mod throttle;
 pub mod wire;
 pub mod zygotes;
 

@@ -114,10 +114,14 @@ pub enum End {
     Signaled(u8),
     /// Its cgroup ran out of memory.
     OutOfMemory,
-    /// The launcher ended it: asked to, or shutting down.
+    /// The launcher ended it because it was asked to.
     Ended,
     /// It did not match what its posture promises; an alarm was raised.
     Mismatch,
+    /// Its space held more than it may, where no file system bounds it.
+    SpaceFull,
+    /// The launcher is gone, and everything below it. The client's own word.
+    LauncherGone,
 }
 
 /// A step of making or confining a sandbox, for messages that say which one failed.
@@ -381,6 +385,8 @@ impl Reply {
                     End::OutOfMemory => (2, 0),
                     End::Ended => (3, 0),
                     End::Mismatch => (4, 0),
+                    End::LauncherGone => (5, 0),
+                    End::SpaceFull => (6, 0),
                 };
             }
             Reply::SpaceDeleted { seq, errno } => {
@@ -420,6 +426,8 @@ impl Reply {
                     2 => End::OutOfMemory,
                     3 => End::Ended,
                     4 => End::Mismatch,
+                    5 => End::LauncherGone,
+                    6 => End::SpaceFull,
                     _ => return Err(Malformed),
                 },
             }),
@@ -475,6 +483,7 @@ mod tests {
             Reply::LaunchFailed { seq: 1, step: Step::Landlock, errno: 95 },
             Reply::Ended { sandbox: SandboxId(3), end: End::Signaled(9) },
             Reply::Ended { sandbox: SandboxId(3), end: End::OutOfMemory },
+            Reply::Ended { sandbox: SandboxId(3), end: End::SpaceFull },
             Reply::SpaceDeleted { seq: 4, errno: 0 },
         ] {
             assert_eq!(Reply::decode(&reply.encode()), Ok(reply));

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::wait::WaitPidFlag;
 use nix::unistd::Pid;
 use rustix::event::epoll;
 use rustix::net::RecvFlags;
@@ -33,11 +32,13 @@ use crate::launcher::plan::{
 use crate::launcher::posture::Hello;
 use crate::launcher::release;
 use crate::launcher::rules::Rules;
-use crate::launcher::shell::{AtStep, Maker, Shell, StepError, failure};
+use crate::launcher::shell::{AtStep, Left, Maker, NotStarted, Shell, StepError, failure};
 use crate::launcher::spaces::Spaces;
+use crate::launcher::throttle::Throttle;
 use crate::launcher::wire::STATUS_BYTES;
-use crate::launcher::zygotes::{self, FORKS_MAX, Ground, Nursery};
+use crate::launcher::zygotes::{self, Ground, Nursery, Zygote};
 use crate::sys::packet;
+use crate::sys::process::{Exit, reap_one};
 
 /// How long a shell may boot, and an interpreter confine itself.
 const STAGE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -160,6 +161,8 @@ struct Loop {
     refill_due: bool,
     removing: VecDeque<(Leaf, Instant)>,
     deleting: Vec<(u64, SpaceId)>,
+    /// For what the daemon can make us log.
+    throttle: Throttle,
     ending: Option<Instant>,
 }
 
@@ -168,7 +171,7 @@ struct Loop {
 enum Source {
     Daemon,
     Signals,
-    Zygote(u8),
+    Zygote(u32),
     Init(u64),
     Status(u64),
     Oom(u64),
@@ -179,7 +182,7 @@ impl Source {
         match self {
             Source::Daemon => 0,
             Source::Signals => 1,
-            Source::Zygote(index) => 2 << 56 | u64::from(index),
+            Source::Zygote(pid) => 2 << 56 | u64::from(pid),
             Source::Init(id) => 3 << 56 | id,
             Source::Status(id) => 4 << 56 | id,
             Source::Oom(id) => 5 << 56 | id,
@@ -191,7 +194,7 @@ impl Source {
         Some(match token >> 56 {
             0 if id == 0 => Source::Daemon,
             0 if id == 1 => Source::Signals,
-            2 => Source::Zygote(id as u8),
+            2 => Source::Zygote(id as u32),
             3 => Source::Init(id),
             4 => Source::Status(id),
             5 => Source::Oom(id),
@@ -231,6 +234,7 @@ impl Launcher {
             refill_due: false,
             removing: VecDeque::new(),
             deleting: Vec::new(),
+            throttle: Throttle::new(Instant::now()),
             ending: None,
         };
         state.watch(state.launcher.daemon.as_fd(), Source::Daemon)?;
@@ -272,7 +276,7 @@ impl Loop {
             match Source::from_token(event.data.u64()) {
                 Some(Source::Daemon) => self.on_daemon(),
                 Some(Source::Signals) => self.on_signal(),
-                Some(Source::Zygote(index)) => self.on_zygote(usize::from(index)),
+                Some(Source::Zygote(pid)) => self.on_zygote(Pid::from_raw(pid as i32)),
                 Some(Source::Init(id)) => self.on_init(id),
                 Some(Source::Status(id)) => self.on_status(id),
                 Some(Source::Oom(id)) => self.on_oom(id),
@@ -290,15 +294,13 @@ impl Loop {
             Stage::Booting { since, .. } | Stage::Confining { since, .. } => Some(since + STAGE_TIMEOUT),
             _ => None,
         });
-        let zygotes = self.launcher.nurseries.iter().filter_map(|nursery| {
-            let loading = nursery.current.as_ref().filter(|zygote| !zygote.serving);
-            nursery.restart_at.or(loading.map(|zygote| zygote.started + zygotes::START_TIMEOUT))
-        });
+        let zygotes = self.launcher.nurseries.iter().filter_map(Nursery::next_timer);
         let refill = self.refill_due.then(|| self.last_plan + REFILL_QUIET);
         let ready = self.entries.values().any(|entry| matches!(entry.stage, Stage::Ready));
         let linger = ready.then(|| self.traffic.values().map(|last| *last + READY_LINGER).min()).flatten();
-        let spaces = self.launcher.spaces.idle_at();
+        let spaces = self.launcher.spaces.idle_at().into_iter().chain(self.launcher.spaces.tally_at()).min();
         let removing = self.removing.front().map(|(_, at)| *at);
+        let removing = removing.into_iter().chain(self.throttle.due()).min();
         let ending = self.ending.map(|since| since + END_TIMEOUT).or(self.launcher.abandoned.next_try);
         stages.chain(zygotes).chain(refill).chain(linger).chain(spaces).chain(removing).chain(ending).min()
     }
@@ -307,6 +309,9 @@ impl Loop {
         self.expire_stages(now);
         self.tend_zygotes(now);
         self.retry_removals(now);
+        if let Some(left_out) = self.throttle.take_left_out(now) {
+            tracing::error!(left_out, "alarm: more plans were not carried out than are written here");
+        }
         let Launcher { spaces, leases, .. } = &mut self.launcher;
         for space in spaces.close_idle(now, leases) {
             self.launcher.cgroups.remove_space(&space_name(space));
@@ -315,6 +320,9 @@ impl Loop {
             return;
         }
         self.launcher.abandoned.tend(&self.launcher.cgroups, now);
+        if let Some(space) = self.launcher.spaces.tally(now) {
+            self.end_overfull(space);
+        }
         self.drop_lingering(now);
         if self.refill_due && now >= self.last_plan + REFILL_QUIET {
             self.refill();
@@ -370,18 +378,28 @@ impl Loop {
                     self.seq_seen = request.seq();
                     self.on_request(request);
                 }
-                Ok(request) => tracing::error!(?request, "alarm: replayed plan refused"),
-                Err(error) => tracing::error!(%error, length, "alarm: malformed plan refused"),
+                Ok(request) if self.may_log() => tracing::error!(?request, "alarm: replayed plan refused"),
+                Err(error) if self.may_log() => {
+                    tracing::error!(%error, length, "alarm: malformed plan refused");
+                }
+                _ => {}
             },
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                tracing::error!("alarm: oversize plan refused");
+                if self.may_log() {
+                    tracing::error!("alarm: oversize plan refused");
+                }
             }
             Err(error) => {
                 tracing::error!(%error, "failed to read from the daemon");
                 self.begin_end("the daemon's socket failed");
             }
         }
+    }
+
+    /// Whether one more line about a plan that was not carried out may be written.
+    fn may_log(&mut self) -> bool {
+        self.throttle.admits(Instant::now())
     }
 
     fn on_request(&mut self, request: Request) {
@@ -410,9 +428,12 @@ impl Loop {
     fn refuse(&mut self, seq: u64, error: &StepError) {
         let errno = error.source.raw_os_error().unwrap_or(match error.source.kind() {
             io::ErrorKind::TimedOut => rustix::io::Errno::TIMEDOUT.raw_os_error(),
+            io::ErrorKind::QuotaExceeded => rustix::io::Errno::DQUOT.raw_os_error(),
             _ => rustix::io::Errno::IO.raw_os_error(),
         });
-        tracing::error!(step = %error.step, error = %error.source, "launch failed");
+        if self.may_log() {
+            tracing::error!(step = %error.step, error = %error.source, "launch failed");
+        }
         self.reply(&Reply::LaunchFailed { seq, step: error.step, errno }, &[]);
     }
 
@@ -533,26 +554,44 @@ impl Loop {
     }
 
     fn try_boot(&mut self, id: u64, (space, owner): Key) -> Result<Shell, StepError> {
-        let no_ids = || io::Error::from(rustix::io::Errno::AGAIN);
         let Launcher { spaces, leases, .. } = &mut self.launcher;
-        let block = match spaces.enter(space, leases).at(Step::SpaceOpen)? {
-            Some(block) => Ok(block),
-            None => leases.block().ok_or_else(no_ids).at(Step::Lease),
+        let own = spaces.enter(space, leases).at(Step::SpaceOpen)?;
+        let made = self.prepare(id, space, own);
+        let (block, leaf) = made.inspect_err(|_| self.launcher.spaces.leave(space))?;
+        let Launcher { maker, rules, spaces, .. } = &self.launcher;
+        let NotStarted { error, left } = match maker.start(rules, spaces, space, owner, block, leaf) {
+            Ok(shell) => return Ok(shell),
+            Err(not_started) => not_started,
         };
-        let made = block.and_then(|block| {
-            let limits = self.launcher.cgroup_limits;
-            let name = sandbox_name(id);
-            self.launcher
-                .cgroups
-                .leaf(&space_name(space), &name, limits)
-                .at(Step::Cgroup)
-                .and_then(|leaf| {
-                    let Launcher { maker, rules, spaces, .. } = &self.launcher;
-                    maker.start(rules, spaces, space, owner, block, leaf)
-                })
-                .inspect_err(|_| self.free_block(block))
-        });
-        made.inspect_err(|_| self.launcher.spaces.leave(space))
+        match left {
+            Left::Group(leaf) => self.clear_away(space, block, leaf),
+            // Cleared away when its init is reaped.
+            Left::Dying(shell) => {
+                self.inits.insert(shell.pid, id);
+                let (shell, stage) = (*shell, Stage::Dying);
+                self.entries.insert(id, Entry { shell, stage, cause: None, announced: false, maker: None });
+            }
+        }
+        Err(error)
+    }
+
+    /// Ids, the space's `own` where it has them, and a group for a sandbox.
+    fn prepare(&mut self, id: u64, space: SpaceId, own: Option<u32>) -> Result<(u32, Leaf), StepError> {
+        let no_ids = || io::Error::from(rustix::io::Errno::AGAIN);
+        let Launcher { leases, cgroups, cgroup_limits, .. } = &mut self.launcher;
+        let block = own.or_else(|| leases.block()).ok_or_else(no_ids).at(Step::Lease)?;
+        let leaf = cgroups.leaf(&space_name(space), &sandbox_name(id), *cgroup_limits).at(Step::Cgroup);
+        let leaf = leaf.inspect_err(|_| self.free_block(block))?;
+        Ok((block, leaf))
+    }
+
+    /// Gives back what a sandbox held that has no process any more.
+    fn clear_away(&mut self, space: SpaceId, block: u32, leaf: Leaf) {
+        self.free_block(block);
+        self.launcher.spaces.leave(space);
+        if !leaf.remove() {
+            self.removing.push_back((leaf, Instant::now() + REMOVE_WAIT));
+        }
     }
 
     /// The sandbox's own block; a space's is free again when the space is closed.
@@ -696,9 +735,9 @@ impl Loop {
         let entry = self.entries.get_mut(&id).ok_or_else(gone)?;
         let shell = &entry.shell;
         let Launcher { rules, nurseries, node, python, path, spaces, .. } = &mut self.launcher;
-        // A zygote may have been replaced while the shell booted: then an exec'd interpreter moves in.
-        let fork = zygote.and_then(|index| nurseries[index].current.as_mut());
-        match fork.filter(|zygote| zygote.uid == shell.owner) {
+        // A zygote may have died while the shell booted: then an exec'd interpreter moves in. One that was
+        // replaced still does what it was meant for.
+        match zygote.and_then(|index| nurseries[index].for_owner(shell.owner)) {
             Some(zygote) => {
                 zygote.forks += 1;
                 entry.maker = Some(zygote.pid);
@@ -818,6 +857,18 @@ impl Loop {
         }
     }
 
+    /// Ends the guests of a space that holds too much; ready shells have no guest that could write.
+    fn end_overfull(&mut self, space: SpaceId) {
+        let live = self
+            .entries
+            .iter_mut()
+            .filter(|(_, entry)| entry.shell.space == space && matches!(entry.stage, Stage::Live { .. }));
+        for (_, entry) in live {
+            entry.cause.get_or_insert(End::SpaceFull);
+            entry.shell.kill();
+        }
+    }
+
     fn kill(&mut self, id: u64) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.shell.kill();
@@ -847,7 +898,11 @@ impl Loop {
                 self.begin_end("asked to end");
             }
         }
-        while let Some((pid, end)) = reap_one() {
+        while let Some((pid, exit)) = reap_one() {
+            let end = match exit {
+                Exit::Code(code) => End::Exited(code),
+                Exit::Signal(signal) => End::Signaled(signal),
+            };
             self.on_exit(pid, end);
         }
     }
@@ -857,8 +912,8 @@ impl Loop {
             self.on_guest_exit(id, how);
         } else if let Some(id) = self.inits.remove(&pid) {
             self.on_init_exit(id);
-        } else if let Some(index) = self.zygote_index(pid) {
-            self.on_zygote_exit(index, how);
+        } else if let Some(index) = self.nursery_of(pid) {
+            self.on_zygote_exit(index, pid, how);
         }
         // Anything else is the first child of a launch, which has handed its memory over.
     }
@@ -898,11 +953,7 @@ impl Loop {
         if entry.shell.bare {
             self.sweep_bare(&entry.shell);
         }
-        self.free_block(entry.shell.block);
-        self.launcher.spaces.leave(entry.shell.space);
-        if !entry.shell.leaf.remove() {
-            self.removing.push_back((entry.shell.leaf, Instant::now() + REMOVE_WAIT));
-        }
+        self.clear_away(entry.shell.space, entry.shell.block, entry.shell.leaf);
         self.finish_deletions();
     }
 
@@ -927,26 +978,24 @@ impl Loop {
             for id in self.entries.keys().copied().collect::<Vec<u64>>() {
                 self.end_sandbox(id);
             }
-            for nursery in &self.launcher.nurseries {
-                if let Some(zygote) = &nursery.current {
-                    // Gone already is what we want.
-                    let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
-                }
+            for zygote in self.launcher.nurseries.iter().flat_map(Nursery::all) {
+                // Gone already is what we want.
+                let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
             }
         }
     }
 
     fn ended(&self) -> bool {
         let Some(since) = self.ending else { return false };
-        let zygotes = self.launcher.nurseries.iter().any(|nursery| nursery.current.is_some());
+        let zygotes = self.launcher.nurseries.iter().any(|nursery| nursery.all().next().is_some());
         let quiet = self.entries.is_empty() && !zygotes && self.removing.is_empty();
         quiet || Instant::now() >= since + END_TIMEOUT
     }
 
     // ---- zygotes ----------------------------------------------------------------------------------------
 
-    fn zygote_index(&self, pid: Pid) -> Option<usize> {
-        let has = |nursery: &Nursery| nursery.current.as_ref().is_some_and(|zygote| zygote.pid == pid);
+    fn nursery_of(&self, pid: Pid) -> Option<usize> {
+        let has = |nursery: &Nursery| nursery.all().any(|zygote| zygote.pid == pid);
         self.launcher.nurseries.iter().position(has)
     }
 
@@ -955,32 +1004,42 @@ impl Loop {
         let Launcher { nurseries, rules, maker, zygote_cgroup, python, path, .. } = &mut self.launcher;
         let (Some(yard), Some(python)) = (&maker.yard, python) else { return };
         let ground = Ground { template: yard.template.as_fd(), rules, cgroup: zygote_cgroup, python, path };
-        let started = nurseries[index].start(&ground, uid);
-        if let Err(error) = started {
-            tracing::error!(%error, "zygote not started");
-            return;
-        }
-        let socket = self.launcher.nurseries[index].current.as_ref().map(|zygote| zygote.socket.as_fd());
-        if let Some(socket) = socket
-            && let Err(error) = self.watch(socket, Source::Zygote(index as u8))
-        {
+        let pid = match nurseries[index].start(&ground, uid) {
+            Ok(pid) => pid,
+            Err(error) => return tracing::error!(%error, "zygote not started"),
+        };
+        let socket = self.launcher.nurseries[index].find_mut(pid).map(|zygote| zygote.socket.as_fd());
+        let Some(socket) = socket else { return };
+        let data = epoll::EventData::new_u64(Source::Zygote(pid.as_raw() as u32).token());
+        if let Err(error) = epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN) {
             tracing::error!(%error, "zygote not watched");
         }
     }
 
-    fn on_zygote(&mut self, index: usize) {
-        let nursery = &mut self.launcher.nurseries[index];
-        let Some(zygote) = nursery.current.as_mut() else { return };
-        let first_word = !zygote.serving && zygotes::read_ready(&zygote.socket);
-        if first_word {
-            zygote.serving = true;
-            nursery.served = true;
-            let millis = zygote.started.elapsed().as_millis();
-            tracing::info!(pid = %zygote.pid, millis, "zygote serves");
-        } else {
+    fn on_zygote(&mut self, pid: Pid) {
+        let Some(index) = self.nursery_of(pid) else { return };
+        let Some(zygote) = self.launcher.nurseries[index].find_mut(pid) else { return };
+        if zygote.serving || !zygotes::read_ready(&zygote.socket) {
             // Its end, or a word it should not say: it serves no longer.
+            self.condemn(pid);
+            return;
+        }
+        let millis = zygote.started.elapsed().as_millis();
+        tracing::info!(%pid, millis, "zygote serves");
+        let Some((old, new)) = self.launcher.nurseries[index].serves(pid) else { return };
+        // Shells for the old one are of no use any more: those spaces get new ones ahead of demand again.
+        let moved: Vec<(Key, Instant)> = self.traffic.extract_if(.., |key, _| key.1 == old).collect();
+        self.traffic.extend(moved.into_iter().map(|((space, _), last)| ((space, new), last)));
+        self.refill_due = true;
+    }
+
+    /// Ends a zygote; it gets no job from now on. Its guests are not its children.
+    fn condemn(&mut self, pid: Pid) {
+        let zygote = self.launcher.nurseries.iter_mut().find_map(|nursery| nursery.find_mut(pid));
+        if let Some(zygote) = zygote.filter(|zygote| !zygote.condemned) {
             zygote.condemned = true;
             let _ = epoll::delete(&self.epoll, &zygote.socket);
+            // Gone already is what we want.
             let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
         }
     }
@@ -990,40 +1049,50 @@ impl Loop {
     fn distrust_maker(&mut self, id: u64, why: &str) {
         // Not by the shell's owner: for an ordinary account that is 0 for all, exec'd interpreters included.
         let Some(maker) = self.entries.get(&id).and_then(|entry| entry.maker) else { return };
-        let zygotes = self.launcher.nurseries.iter_mut().filter_map(|nursery| nursery.current.as_mut());
-        for zygote in zygotes.filter(|zygote| zygote.pid == maker) {
-            tracing::error!(pid = %zygote.pid, why, "alarm: zygote ended");
-            zygote.condemned = true;
-            let _ = epoll::delete(&self.epoll, &zygote.socket);
-            // Gone already is what we want; its guests are not its children.
-            let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
+        if self.nursery_of(maker).is_some() {
+            tracing::error!(pid = %maker, why, "alarm: zygote ended");
+            self.condemn(maker);
         }
     }
 
-    fn on_zygote_exit(&mut self, index: usize, how: End) {
-        let profile = self.launcher.nurseries[index].profile;
-        tracing::warn!(profile = profile.name(), ?how, "zygote ended");
-        if let Some(warning) = self.launcher.nurseries[index].ended(Instant::now()) {
+    fn on_zygote_exit(&mut self, index: usize, pid: Pid, how: End) {
+        let nursery = &mut self.launcher.nurseries[index];
+        let profile = nursery.profile.name();
+        if nursery.retired().any(|zygote| zygote.pid == pid) {
+            tracing::info!(profile, %pid, "replaced zygote ended");
+        } else {
+            tracing::warn!(profile, %pid, ?how, "zygote ended");
+        }
+        if let Some(warning) = nursery.ended(pid, Instant::now()) {
             tracing::warn!("{warning}");
             self.launcher.hello.warnings.push(warning);
         }
     }
 
     fn tend_zygotes(&mut self, now: Instant) {
+        let mut over: Vec<Pid> = Vec::new();
+        for nursery in &self.launcher.nurseries {
+            let late = |zygote: &&Zygote| !zygote.serving && now >= zygote.started + zygotes::START_TIMEOUT;
+            over.extend(nursery.all().filter(late).map(|zygote| zygote.pid));
+            over.extend(nursery.retired().filter(|zygote| !self.is_needed(zygote)).map(|zygote| zygote.pid));
+        }
+        for pid in over {
+            self.condemn(pid);
+        }
         for index in 0..self.launcher.nurseries.len() {
-            let nursery = &self.launcher.nurseries[index];
-            let due = nursery.restart_at.is_some_and(|at| now >= at) && self.ending.is_none();
-            let stale = nursery.current.as_ref().is_some_and(|zygote| {
-                !zygote.serving && now >= zygote.started + zygotes::START_TIMEOUT || zygote.forks >= FORKS_MAX
-            });
-            if stale && let Some(zygote) = &nursery.current {
-                // Gone already is what we want; its guests are not its children.
-                let _ = nix::sys::signal::kill(zygote.pid, Signal::SIGKILL);
-            }
-            if due {
+            if self.ending.is_none() && self.launcher.nurseries[index].wants_start(now) {
                 self.start_zygote(index);
             }
         }
+    }
+
+    /// Whether a launch on its way was meant for this zygote, which has been replaced.
+    fn is_needed(&self, zygote: &Zygote) -> bool {
+        self.entries.values().any(|entry| match entry.stage {
+            Stage::Booting { order: Some(_), .. } => entry.shell.owner == zygote.uid,
+            Stage::Confining { .. } => entry.maker == Some(zygote.pid),
+            _ => false,
+        })
     }
 
     fn until_zygotes_serve(&mut self) -> io::Result<()> {
@@ -1056,23 +1125,6 @@ pub(super) fn find_guest(shell: &Shell, known: impl Fn(Pid) -> bool) -> Option<P
             let namespace = rustix::fs::stat(format!("/proc/{pid}/ns/pid"));
             namespace.is_ok_and(|stat| stat.st_ino == *wanted)
         })
-}
-
-/// A child that has ended, and how. Not by `nix`: its `waitpid` takes the death by a real-time signal, which is a
-/// guest's to choose, off the kernel's list and answers with an error that names nobody.
-fn reap_one() -> Option<(Pid, End)> {
-    let any_kind = WaitPidFlag::__WALL.bits() as u32;
-    let options =
-        rustix::process::WaitOptions::from_bits_retain(any_kind) | rustix::process::WaitOptions::NOHANG;
-    loop {
-        let (pid, status) = rustix::process::wait(options).ok()??;
-        let end = match (status.exit_status(), status.terminating_signal()) {
-            (Some(code), _) => End::Exited(code as u8),
-            (_, Some(signal)) => End::Signaled(signal as u8),
-            _ => continue,
-        };
-        return Some((Pid::from_raw(pid.as_raw_nonzero().get()), end));
-    }
 }
 
 /// Opens a namespace of this process, to come back to it.

@@ -31,10 +31,14 @@ pub struct Settings {
     pub posture_floor: Posture,
     pub cgroup: CgroupLimits,
     pub space: SpaceLimits,
+    /// Most spaces there may be on disk.
+    pub spaces_max: u64,
     pub shm: SpaceLimits,
     pub nofile: u64,
     /// Ready shells kept for each active space and owner.
     pub shells_ready: usize,
+    /// Forks after which a zygote is replaced.
+    pub zygote_forks_max: u64,
     /// No zygotes at all: every interpreter is exec'd.
     pub zygotes_off: bool,
     /// How many tenants there are to be.

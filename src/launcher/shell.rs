@@ -91,6 +91,21 @@ pub struct Shell {
     pub bare: bool,
 }
 
+/// A start that failed, and what it leaves to be cleared away by whoever reaps.
+#[derive(Debug)]
+pub struct NotStarted {
+    pub error: StepError,
+    pub left: Left,
+}
+
+#[derive(Debug)]
+pub enum Left {
+    /// No process came to be: the group is empty.
+    Group(Leaf),
+    /// Its init has been killed; until that is reaped its ids and its group are in use.
+    Dying(Box<Shell>),
+}
+
 impl Maker {
     /// Starts a shell's init and hands it what it needs. The space must have been entered.
     pub fn start(
@@ -101,10 +116,15 @@ impl Maker {
         owner: u32,
         block: u32,
         leaf: Leaf,
-    ) -> Result<Shell, StepError> {
-        let (ours, theirs) = packet::pair().at(Step::Clone)?;
-        let (pid, pidfd) = self.clone_init(rules.shape, owner, theirs.as_fd()).at(Step::Clone)?;
-        drop(theirs);
+    ) -> Result<Shell, NotStarted> {
+        let cloned = packet::pair().and_then(|(ours, theirs)| {
+            let (pid, pidfd) = self.clone_init(rules.shape, owner, theirs.as_fd())?;
+            Ok((ours, pid, pidfd))
+        });
+        let (ours, pid, pidfd) = match cloned.at(Step::Clone) {
+            Ok(cloned) => cloned,
+            Err(error) => return Err(NotStarted { error, left: Left::Group(leaf) }),
+        };
         let mut shell = Shell {
             space,
             owner,
@@ -126,8 +146,7 @@ impl Maker {
             Ok(()) => Ok(shell),
             Err(error) => {
                 shell.kill();
-                // The loop reaps it; its block is free again once that has happened.
-                Err(error)
+                Err(NotStarted { error, left: Left::Dying(Box::new(shell)) })
             }
         }
     }

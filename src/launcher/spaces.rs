@@ -1,7 +1,8 @@
 //! Spaces on disk: one sparse ext4 image each, in a folder only root can enter, loop-mounted in the
 //! launcher's private mount namespace while a sandbox uses it.
 //!
-//! Where images cannot be mounted a space is a folder instead, bounded per file only.
+//! Where images cannot be mounted a space is a folder instead, bounded per file; its sum is looked at now and
+//! then ([`Tally`]).
 //!
 //! The image bounds bytes and inodes hard. On disk its files belong to the ids seen inside (`sandbox`,
 //! `nobody`), which the sandbox's own user namespace maps to the ids it leased: no process lives under the
@@ -25,6 +26,7 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 
 use crate::launcher::leases::Leases;
 use crate::launcher::plan::SpaceId;
+use crate::launcher::tally::{Progress, Tally};
 use crate::sys::loopdev;
 use crate::sys::mount::{Attributes, set_attributes};
 
@@ -37,6 +39,9 @@ pub struct SpaceLimits {
 
 /// How long an unused space stays mounted.
 const LINGER: Duration = Duration::from_secs(60);
+/// Between two looks at what the folders in use hold, and how much of one is looked at in a turn of the loop.
+const TALLY_EVERY: Duration = Duration::from_secs(5);
+const TALLY_ENTRIES: usize = 512;
 /// How long the folder may be another launcher's, and an image in use by a mount that is going away.
 const FOLDER_WAIT: Duration = Duration::from_secs(10);
 const IMAGE_WAIT: Duration = Duration::from_secs(2);
@@ -48,6 +53,9 @@ const JOURNAL_MEGABYTES: u64 = 4;
 const OVERHEAD_INODES: u64 = 16;
 /// The directories of a space and where a sandbox sees them.
 const PARTS: [(&str, u32); 3] = [("data", 0o755), ("tmp", 0o1777), ("home", 0o755)];
+/// The launcher's own space, for its measurement at the start.
+const OWN: SpaceId = SpaceId(0);
+
 /// What a space is made of, and whose ids its files have.
 #[derive(Clone, Debug)]
 pub struct Footing {
@@ -76,9 +84,22 @@ pub struct Spaces {
     mounts: PathBuf,
     footing: Footing,
     limits: SpaceLimits,
+    /// Most spaces that there may be, and how many there are. The launcher's own does not count.
+    count_max: u64,
+    count: u64,
     open: HashMap<SpaceId, Open>,
+    looking: Looking,
     /// Held for life: two launchers over one folder would mount the same images.
     _lock: File,
+}
+
+/// Where the look at folders is.
+#[derive(Debug)]
+struct Looking {
+    next: Instant,
+    /// Still to be looked at in this round.
+    round: Vec<SpaceId>,
+    current: Option<(SpaceId, Tally)>,
 }
 
 #[derive(Debug)]
@@ -91,7 +112,7 @@ struct Open {
 
 impl Spaces {
     /// `dir` is the launcher's own folder (root, 0700).
-    pub fn new(dir: &Path, limits: SpaceLimits, footing: Footing) -> io::Result<Spaces> {
+    pub fn new(dir: &Path, limits: SpaceLimits, count_max: u64, footing: Footing) -> io::Result<Spaces> {
         let images = dir.join("spaces");
         let mounts = dir.join("mounts");
         for folder in [&images, &mounts] {
@@ -102,8 +123,20 @@ impl Spaces {
             OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(dir.join("lock"))?;
         // A launcher that has lost its daemon needs a moment to end.
         lock_within(&lock, FOLDER_WAIT)?;
-        let spaces = Spaces { images, mounts, footing, limits, open: HashMap::new(), _lock: lock };
+        let looking = Looking { next: Instant::now(), round: Vec::new(), current: None };
+        let mut spaces = Spaces {
+            images,
+            mounts,
+            footing,
+            limits,
+            count_max,
+            count: 0,
+            open: HashMap::new(),
+            looking,
+            _lock: lock,
+        };
         spaces.sweep()?;
+        spaces.count = spaces.existing()?;
         Ok(spaces)
     }
 
@@ -120,14 +153,11 @@ impl Spaces {
             open.users += 1;
             return Ok(open.block);
         }
+        if !self.place(space).exists() {
+            self.make(space)?;
+        }
         if self.footing.images {
-            let image = self.image(space);
-            if !image.exists() {
-                self.format(space)?;
-            }
             self.mount(space)?;
-        } else {
-            self.make_folder(space)?;
         }
         // Open from here on: what fails below is unmounted like any other.
         self.open.insert(space, Open { users: 1, idle_since: Instant::now(), block: None });
@@ -206,20 +236,62 @@ impl Spaces {
         self.open.values().filter(|open| open.users == 0).map(|open| open.idle_since + LINGER).min()
     }
 
+    /// When there is a folder to be looked at, or to be looked at further.
+    pub fn tally_at(&self) -> Option<Instant> {
+        let in_use = self.open.values().any(|open| open.users > 0);
+        (!self.footing.images && (in_use || self.looking.current.is_some())).then_some(self.looking.next)
+    }
+
+    /// Looks a little further at the folders in use. Names one that holds more than it may.
+    pub fn tally(&mut self, now: Instant) -> Option<SpaceId> {
+        if self.tally_at().is_none_or(|at| now < at) {
+            return None;
+        }
+        let Some((space, mut tally)) = self.looking.current.take() else {
+            if self.looking.round.is_empty() {
+                self.looking
+                    .round
+                    .extend(self.open.iter().filter(|(_, open)| open.users > 0).map(|(id, _)| *id));
+            }
+            let space = self.looking.round.pop()?;
+            match Tally::start(&self.folder(space), self.limits) {
+                Ok(tally) => self.looking.current = Some((space, tally)),
+                Err(error) => {
+                    tracing::warn!(%space, %error, "folder of a space not looked at");
+                    self.looking.next = now + TALLY_EVERY;
+                }
+            }
+            return None;
+        };
+        let progress = tally.go_on(TALLY_ENTRIES);
+        if progress == Progress::Going {
+            self.looking.current = Some((space, tally));
+            return None;
+        }
+        if self.looking.round.is_empty() {
+            self.looking.next = now + TALLY_EVERY;
+        }
+        let Progress::Over(used) = progress else { return None };
+        let (bytes, inodes) = (self.limits.bytes, self.limits.inodes);
+        tracing::warn!(%space, ?used, bytes, inodes, "a space holds more than it may; its sandboxes end");
+        Some(space)
+    }
+
     /// Deletes an unused space and its files.
     pub fn delete(&mut self, space: SpaceId, leases: &mut Leases) -> io::Result<()> {
         if self.open.get(&space).is_some_and(|open| open.users > 0) {
             return Err(io::Error::from_raw_os_error(libc_ebusy()));
         }
         self.close(space, leases);
-        let removed = if self.footing.images {
-            fs::remove_file(self.image(space))
-        } else {
-            fs::remove_dir_all(self.folder(space))
-        };
+        let place = self.place(space);
+        let removed = if self.footing.images { fs::remove_file(place) } else { fs::remove_dir_all(place) };
         match removed {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+            Ok(()) => {
+                self.count = self.count.saturating_sub(u64::from(space != OWN));
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
@@ -244,12 +316,39 @@ impl Spaces {
         self.images.join(format!("{:016x}", space.0))
     }
 
+    /// What a space is on disk.
+    fn place(&self, space: SpaceId) -> PathBuf {
+        if self.footing.images { self.image(space) } else { self.folder(space) }
+    }
+
+    /// Whoever speaks for the daemon may name any number: how many become files is bounded here.
+    fn make(&mut self, space: SpaceId) -> io::Result<()> {
+        if space != OWN && self.count >= self.count_max {
+            let problem = format!("{} spaces exist, no more are made (limits.spaces_max)", self.count);
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, problem));
+        }
+        if self.footing.images {
+            self.format(space)?
+        } else {
+            self.make_folder(space)?
+        }
+        self.count += u64::from(space != OWN);
+        Ok(())
+    }
+
+    /// Spaces that are there. After the sweep nothing else is in that folder.
+    fn existing(&self) -> io::Result<u64> {
+        let own = self.place(OWN);
+        let mut count = 0;
+        for entry in fs::read_dir(&self.images)? {
+            count += u64::from(entry?.path() != own);
+        }
+        Ok(count)
+    }
+
     /// The parts of a space that is a folder. Made under a temporary name; the rename makes it a space.
     fn make_folder(&self, space: SpaceId) -> io::Result<()> {
         let folder = self.folder(space);
-        if folder.exists() {
-            return Ok(());
-        }
         let temporary = folder.with_extension("new");
         fs::create_dir_all(&temporary)?;
         for (part, mode) in PARTS {

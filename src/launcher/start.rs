@@ -29,7 +29,7 @@ use crate::launcher::release;
 use crate::launcher::rules::Rules;
 use crate::launcher::serve::{self, Abandoned, Launcher};
 use crate::launcher::settings::Settings;
-use crate::launcher::shell::{AtStep, Maker, Shell, StepError, Yard, failure};
+use crate::launcher::shell::{AtStep, Left, Maker, NotStarted, Shell, StepError, Yard, failure};
 use crate::launcher::spaces::{Footing, Owners, Spaces};
 use crate::launcher::template::{Bind, Contents, Generated, Template};
 use crate::launcher::wire::STATUS_BYTES;
@@ -100,8 +100,13 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
             .map_err(|error| missed.namespaces = Some(error.to_string()))
             .ok(),
     };
-    let mut spaces = Spaces::new(&settings.state_dir, settings.space, footing(&first, yard.is_some()))
-        .during("open the folder of spaces")?;
+    let mut spaces = Spaces::new(
+        &settings.state_dir,
+        settings.space,
+        settings.spaces_max,
+        footing(&first, yard.is_some()),
+    )
+    .during("open the folder of spaces")?;
     let mut ground = bare::Ground { runtimes: runtimes.on_host(), filters: filters_file(&first)? };
     let mut maker = Maker {
         yard,
@@ -193,7 +198,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         spaces,
         leases,
         abandoned,
-        nurseries: profiles.iter().map(|profile| Nursery::new(*profile)).collect(),
+        nurseries: profiles.iter().map(|profile| Nursery::new(*profile, settings.zygote_forks_max)).collect(),
         path: search_path(binaries),
         python: python_start,
         node: node_start,
@@ -505,7 +510,7 @@ fn ask_version(maker: &Maker, rules: &Rules, uid: u32, binary: &str) -> Option<S
                 raw::dup3(write.as_raw_fd(), 1, 0).map_err(errno)?;
                 raw::close_from(3).map_err(errno)?;
                 if !rules.unprivileged() {
-                    child::drop_bounding().map_err(errno)?;
+                    raw::drop_bounding().map_err(errno)?;
                     child::assume(uid, uid, rules.own_ids).map_err(errno)?;
                 }
                 child::give_up_capabilities().map_err(errno)?;
@@ -554,13 +559,12 @@ fn probe(
     let no_ids = || io::Error::other("no user ids are left");
     let block = own.or_else(|| leases.block()).ok_or_else(no_ids).at(Step::Lease);
     let tried = block.and_then(|block| {
-        let made = cgroups
-            .leaf("probe", "probe", settings.cgroup)
-            .at(Step::Cgroup)
-            .and_then(|leaf| maker.start(rules, spaces, space, 0, block, leaf));
-        let tried = made.and_then(|mut shell| {
-            let tried = try_out(&mut shell, rules, spaces);
-            throw_away(&shell);
+        let tried = cgroups.leaf("probe", "probe", settings.cgroup).at(Step::Cgroup).and_then(|leaf| {
+            let (tried, left) = match maker.start(rules, spaces, space, 0, block, leaf) {
+                Ok(mut shell) => (try_out(&mut shell, rules, spaces), Left::Dying(Box::new(shell))),
+                Err(NotStarted { error, left }) => (Err(error), left),
+            };
+            throw_away(left);
             tried
         });
         if own.is_none() {
@@ -606,8 +610,14 @@ fn try_out(shell: &mut Shell, rules: &Rules, spaces: &Spaces) -> Result<(), Step
 }
 
 /// Ends it and waits until nothing of it is left.
-fn throw_away(shell: &Shell) {
-    shell.kill();
+fn throw_away(left: Left) {
+    let leaf = match left {
+        Left::Group(leaf) => leaf,
+        Left::Dying(shell) => {
+            shell.kill();
+            shell.leaf
+        }
+    };
     let deadline = Instant::now() + PROBE_TIMEOUT;
     let any = Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG);
     // Every child of ours is its: nothing else has been started yet.
@@ -615,7 +625,7 @@ fn throw_away(shell: &Shell) {
         bare::kill_strays(&HashSet::new());
         std::thread::sleep(Duration::from_micros(500));
     }
-    while !shell.leaf.remove() && Instant::now() < deadline {
+    while !leaf.remove() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! Starting ── one byte ──▶ Serving ── end ──▶ (restarted, with less preloaded if it never served)
+//!                             │
+//!                             └── enough forks, successor serves ──▶ Retired ── last job done ──▶ ended
 //! ```
 //!
 //! A zygote is unprivileged and has a uid that no other process has or gets while a guest it made lives. The
@@ -27,8 +29,8 @@ use crate::sys::{packet, raw};
 pub const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// Waits between restarts, so that a zygote that cannot live does not eat a core.
 const RESTART_WAIT: Duration = Duration::from_secs(1);
-/// After so many forks a zygote is replaced: hygiene against leaks and drift, not a defence.
-pub const FORKS_MAX: u64 = 20_000;
+/// Wait before the next try when a successor did not come up: nothing is lost while the old one serves.
+const ROTATION_WAIT: Duration = Duration::from_secs(60);
 /// What `python-data` gives up, one after the other, when it does not come up: the heaviest first.
 const EXPENDABLE: [&str; 4] = ["IPython", "matplotlib", "pandas", "numpy"];
 
@@ -49,7 +51,15 @@ pub struct Zygote {
 #[derive(Debug)]
 pub struct Nursery {
     pub profile: Profile,
-    pub current: Option<Zygote>,
+    /// Gets the jobs, once it serves.
+    current: Option<Zygote>,
+    /// Loads while `current` still serves, to take its place.
+    successor: Option<Zygote>,
+    /// Replaced; each finishes what it was given.
+    retired: Vec<Zygote>,
+    forks_max: u64,
+    /// No successor is started before.
+    rotate_at: Option<Instant>,
     /// Names of [`EXPENDABLE`] left out.
     pub without: Vec<&'static str>,
     pub restart_at: Option<Instant>,
@@ -72,10 +82,14 @@ pub struct Ground<'a> {
 }
 
 impl Nursery {
-    pub fn new(profile: Profile) -> Nursery {
+    pub fn new(profile: Profile, forks_max: u64) -> Nursery {
         Nursery {
             profile,
             current: None,
+            successor: None,
+            retired: Vec::new(),
+            forks_max,
+            rotate_at: None,
             without: Vec::new(),
             restart_at: None,
             given_up: false,
@@ -83,14 +97,53 @@ impl Nursery {
         }
     }
 
-    /// The zygote, if it serves.
+    /// The zygote that gets jobs, if it serves.
     pub fn serving(&self) -> Option<&Zygote> {
         self.current.as_ref().filter(|zygote| zygote.serving && !zygote.condemned)
     }
 
-    /// Starts a zygote under `uid`.
-    pub fn start(&mut self, ground: &Ground<'_>, uid: u32) -> io::Result<()> {
-        self.restart_at = None;
+    /// The zygote that may fill shells of `owner`: the serving one, or one that it has replaced.
+    pub fn for_owner(&mut self, owner: u32) -> Option<&mut Zygote> {
+        let fits = |zygote: &&mut Zygote| zygote.uid == owner && zygote.serving && !zygote.condemned;
+        self.current.iter_mut().chain(&mut self.retired).find(fits)
+    }
+
+    /// Every process of this profile.
+    pub fn all(&self) -> impl Iterator<Item = &Zygote> {
+        self.current.iter().chain(&self.successor).chain(&self.retired)
+    }
+
+    pub fn find_mut(&mut self, pid: Pid) -> Option<&mut Zygote> {
+        let mut all = self.current.iter_mut().chain(&mut self.successor).chain(&mut self.retired);
+        all.find(|zygote| zygote.pid == pid)
+    }
+
+    pub fn retired(&self) -> impl Iterator<Item = &Zygote> {
+        self.retired.iter()
+    }
+
+    /// When there is something to do that no event tells of.
+    pub fn next_timer(&self) -> Option<Instant> {
+        let loading = self.all().filter(|zygote| !zygote.serving && !zygote.condemned);
+        let rotation = self.rotate_at.filter(|_| self.serving().is_some());
+        loading.map(|zygote| zygote.started + START_TIMEOUT).chain(self.restart_at).chain(rotation).min()
+    }
+
+    /// Whether a zygote is to be started now: the first, one after a death, or one to replace another.
+    pub fn wants_start(&self, now: Instant) -> bool {
+        let has_forked_enough = self.serving().is_some_and(|zygote| zygote.forks >= self.forks_max);
+        let may_rotate = self.successor.is_none() && self.rotate_at.is_none_or(|at| now >= at);
+        self.restart_at.is_some_and(|at| now >= at) || has_forked_enough && may_rotate
+    }
+
+    /// Starts a zygote under `uid`, beside the one that serves if there is one. Returns its pid.
+    pub fn start(&mut self, ground: &Ground<'_>, uid: u32) -> io::Result<Pid> {
+        // Until it is known to run, the next try is a later one.
+        let now = Instant::now();
+        match self.current {
+            Some(_) => self.rotate_at = Some(now + ROTATION_WAIT),
+            None => self.restart_at = Some(now + RESTART_WAIT),
+        }
         let (ours, theirs) = packet::pair()?;
         // A zygote that does not read must not make us wait.
         rustix::io::ioctl_fionbio(&ours, true)?;
@@ -101,21 +154,50 @@ impl Nursery {
             Fork::Parent(pid) => pid,
         };
         tracing::info!(profile = self.profile.name(), %pid, uid, without = ?self.without, "zygote started");
-        let started = Instant::now();
-        self.current =
-            Some(Zygote { pid, socket: ours, uid, serving: false, condemned: false, started, forks: 0 });
-        Ok(())
+        let zygote =
+            Zygote { pid, socket: ours, uid, serving: false, condemned: false, started: now, forks: 0 };
+        if self.current.is_some() {
+            self.rotate_at = None;
+            self.successor = Some(zygote);
+        } else {
+            self.restart_at = None;
+            self.current = Some(zygote);
+        }
+        Ok(pid)
     }
 
-    /// Takes note that the current zygote is gone, and decides on its successor. Returns a warning for the
+    /// The zygote `pid` has finished loading. A successor takes its place now; returns the owner whose shells
+    /// it replaces, and its own uid.
+    pub fn serves(&mut self, pid: Pid) -> Option<(u32, u32)> {
+        self.served = true;
+        self.find_mut(pid)?.serving = true;
+        if self.successor.as_ref().is_none_or(|zygote| zygote.pid != pid) {
+            return None;
+        }
+        let old = std::mem::replace(&mut self.current, self.successor.take())?;
+        let owners = (old.uid, self.current.as_ref()?.uid);
+        self.retired.push(old);
+        Some(owners)
+    }
+
+    /// Takes note that the zygote `pid` is gone, and decides on its successor. Returns a warning for the
     /// operator when something had to be left out.
-    pub fn ended(&mut self, now: Instant) -> Option<String> {
-        let zygote = self.current.take()?;
-        self.restart_at = Some(now + RESTART_WAIT);
+    pub fn ended(&mut self, pid: Pid, now: Instant) -> Option<String> {
+        self.retired.retain(|zygote| zygote.pid != pid);
+        let name = self.profile.name();
+        if self.successor.take_if(|zygote| zygote.pid == pid).is_some() {
+            tracing::warn!(profile = name, "the zygote's successor did not come up; the old one serves on");
+            self.rotate_at = Some(now + ROTATION_WAIT);
+            return None;
+        }
+        let zygote = self.current.take_if(|zygote| zygote.pid == pid)?;
+        self.rotate_at = None;
+        // One that loads already is nearer to serving than a new one.
+        self.current = self.successor.take();
+        self.restart_at = self.current.is_none().then(|| now + RESTART_WAIT);
         if zygote.serving {
             return None;
         }
-        let name = self.profile.name();
         let next = EXPENDABLE.get(self.without.len()).filter(|_| self.profile == Profile::PythonData);
         match next {
             Some(package) => {
@@ -199,7 +281,7 @@ fn settle(ground: &Ground<'_>, uid: u32, socket: BorrowedFd<'_>) -> io::Result<(
     raw::umask(0o022);
     raw::setsid().map_err(errno)?;
     raw::unblock_signals().map_err(errno)?;
-    child::drop_bounding().map_err(errno)?;
+    raw::drop_bounding().map_err(errno)?;
     raw::prctl(raw::PR_SET_SECUREBITS, raw::SECUREBITS_LOCKED, 0).map_err(errno)?;
     // Without ids of its own a zygote stays root of a namespace that is root of nothing, with its capabilities
     // gone and locked away.

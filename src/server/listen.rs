@@ -6,7 +6,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -21,12 +20,17 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
+use super::patience::{Patient, Phase};
 use super::{App, AppState, app};
 
 /// Connections at once; further ones wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 4096;
 /// Longest a request head may take to arrive.
-const HEAD_READ_MAX: Duration = Duration::from_secs(10);
+pub(super) const HEAD_READ_MAX: Duration = Duration::from_secs(10);
+/// How long an HTTP/1 connection is kept for its next request. Longer than clients and the usual proxies keep
+/// theirs (a minute at most), so that it is the client who closes: closing under a request on its way would be an
+/// error that nobody may repeat.
+const KEEP_ALIVE_MAX: Duration = Duration::from_secs(75);
 /// Largest request head, in bytes.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// The same for HTTP/2, after decompression.
@@ -104,7 +108,7 @@ fn adopt(listeners: Vec<std::net::TcpListener>, state: &AppState) -> io::Result<
 
 fn builder() -> Builder {
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_READ_MAX).max_buf_size(HEAD_BYTES_MAX);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(KEEP_ALIVE_MAX).max_buf_size(HEAD_BYTES_MAX);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -137,28 +141,24 @@ async fn accept(
 async fn connection(stream: TcpStream, shared: Arc<Shared>, watcher: Watcher, _permit: OwnedSemaphorePermit) {
     // Answers are whole when they are written: waiting for more only adds delay.
     let _ = stream.set_nodelay(true);
-    let spoke = Arc::new(AtomicBool::new(false));
-    let marks = Arc::clone(&spoke);
-    let service = shared.app.clone().map_request(move |request: hyper::Request<Incoming>| {
-        marks.store(true, Ordering::Relaxed);
-        request.map(Body::new)
-    });
+    let phase = Phase::default();
+    let (begun, ended) = (phase.clone(), phase.clone());
+    let service = shared
+        .app
+        .clone()
+        .map_request(move |request: hyper::Request<Incoming>| {
+            begun.begin(request.version() == hyper::Version::HTTP_2);
+            request.map(Body::new)
+        })
+        .map_response(move |response| {
+            ended.end();
+            response
+        });
     let service = TowerToHyperService::new(service);
-    let connection = shared.builder.serve_connection(TokioIo::new(stream), service).into_owned();
-    let served = watcher.watch(connection);
-    tokio::pin!(served);
+    let stream = TokioIo::new(Patient::new(stream, phase, HEAD_READ_MAX));
+    let connection = shared.builder.serve_connection(stream, service).into_owned();
     tokio::select! {
-        ended = &mut served => return log_end(ended),
-        () = shared.cut.cancelled() => return,
-        () = tokio::time::sleep(HEAD_READ_MAX) => {}
-    }
-    // hyper times a request head from its first byte once it knows the protocol; a peer that never
-    // says enough to tell HTTP/1 from HTTP/2 is ours to hang up on.
-    if !spoke.load(Ordering::Relaxed) {
-        return;
-    }
-    tokio::select! {
-        ended = &mut served => log_end(ended),
+        ended = watcher.watch(connection) => log_end(ended),
         () = shared.cut.cancelled() => {}
     }
 }

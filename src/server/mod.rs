@@ -33,6 +33,7 @@ mod guard;
 mod info;
 mod listen;
 mod openapi;
+mod patience;
 #[cfg(test)]
 mod tests;
 mod wired;

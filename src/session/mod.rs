@@ -26,6 +26,10 @@ pub mod state;
 pub const RESTART_HINT: &str =
     "session was reset: the daemon restarted and interpreter memory does not survive";
 
+/// The same after the launcher has died under it.
+pub const LOST_HINT: &str =
+    "session was reset: the launcher ended, and the interpreter's memory does not survive it";
+
 /// Where code starts when nobody says otherwise, as seen inside.
 pub const HOME_DIR: &str = "/home/sandbox";
 
@@ -99,15 +103,16 @@ pub struct SessionEntry {
 }
 
 impl Session {
-    fn new(key: SessionKey, birth: Birth, waiting_max: usize, restarted: bool) -> Session {
+    /// `lost`: what the first reply says about an earlier session of this name, which is written down.
+    fn new(key: SessionKey, birth: Birth, waiting_max: usize, lost: Option<&str>) -> Session {
         let now = SystemTime::now();
         let books = Books {
             state: State::Empty,
             cells: 0,
             used: Instant::now(),
             used_at: now,
-            hint: restarted.then(|| RESTART_HINT.to_owned()),
-            stored: restarted,
+            hint: lost.map(str::to_owned),
+            stored: lost.is_some(),
         };
         Session {
             key,
@@ -179,6 +184,26 @@ impl Session {
             _ => Stopped::SessionDeleted,
         }));
         drop(interpreter);
+    }
+
+    /// Ends the session if its interpreter waits for a cell and has died with its launcher.
+    fn close_if_lost(&self) -> Option<Interpreter> {
+        let mut books = self.lock();
+        let is_lost = match &books.state {
+            State::Idle { interpreter } => interpreter.end() == Some(End::LauncherGone),
+            _ => false,
+        };
+        let interpreter = is_lost.then(|| books.state.close(CloseReason::LauncherGone)).flatten();
+        drop(books);
+        if interpreter.is_some() {
+            self.turns.close();
+        }
+        interpreter
+    }
+
+    /// True once the session has been written down.
+    fn is_stored(&self) -> bool {
+        self.lock().stored
     }
 
     /// Tells a run that it is to stop.

@@ -1,8 +1,10 @@
-//! Closes sessions that nobody uses.
+//! Closes sessions that nobody uses, and those that a launcher took with it.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use tokio::sync::watch;
 
 use crate::session::registry::Registry;
 use crate::store::Store;
@@ -28,6 +30,17 @@ async fn close_idle(sessions: &Arc<Registry>, store: &Store) {
         tracing::info!(tenant = key.tenant.0, session = %key.id, "session closed: idle");
         if let Err(error) = store.forget_session(&key).await {
             tracing::error!(%error, session = %key.id, "failed to forget a session");
+        }
+    }
+}
+
+/// Closes, each time a launcher is gone, the sessions that waited in its interpreters: a name without an
+/// interpreter must not count towards a tenant's cap.
+pub async fn bury(registry: Weak<Registry>, mut gone: watch::Receiver<u64>) {
+    while gone.changed().await.is_ok() {
+        let Some(sessions) = registry.upgrade() else { return };
+        for key in sessions.close_lost() {
+            tracing::warn!(tenant = key.tenant.0, session = %key.id, "session closed: its launcher is gone");
         }
     }
 }

@@ -8,7 +8,10 @@ use std::time::Duration;
 use crate::engine::{Language, Refusal, TenantId};
 use crate::session::id::SessionId;
 use crate::session::state::CloseReason;
-use crate::session::{Birth, Session, SessionEntry, SessionKey};
+use crate::session::{Birth, LOST_HINT, RESTART_HINT, Session, SessionEntry, SessionKey};
+
+/// Sessions lost with their launchers that are remembered for the hint; a further one comes back without.
+const REMEMBERED_MAX: usize = 10_000;
 
 /// What bounds sessions.
 #[derive(Copy, Clone, Debug)]
@@ -33,13 +36,15 @@ type OfTenant = BTreeMap<(SessionId, Language), Arc<Session>>;
 #[derive(Debug)]
 struct Books {
     tenants: HashMap<TenantId, OfTenant>,
-    /// Sessions that lived before the daemon restarted and have not been seen since.
-    remembered: HashSet<SessionKey>,
+    /// Sessions that were lost with the last daemon or a launcher and have not been seen since, and what
+    /// their next reply says.
+    remembered: HashMap<SessionKey, &'static str>,
     closed: bool,
 }
 
 impl Registry {
     pub fn new(limits: SessionLimits, remembered: HashSet<SessionKey>) -> Registry {
+        let remembered = remembered.into_iter().map(|key| (key, RESTART_HINT)).collect();
         Registry { limits, books: Mutex::new(Books { tenants: HashMap::new(), remembered, closed: false }) }
     }
 
@@ -66,8 +71,8 @@ impl Registry {
         if sessions.len() >= self.limits.sessions_max {
             return Err(Refusal::TooManySessions { max: self.limits.sessions_max });
         }
-        let restarted = remembered.remove(key);
-        let session = Arc::new(Session::new(key.clone(), birth(), self.limits.waiting_max, restarted));
+        let lost = remembered.remove(key);
+        let session = Arc::new(Session::new(key.clone(), birth(), self.limits.waiting_max, lost));
         sessions.insert(place, Arc::clone(&session));
         Ok(session)
     }
@@ -125,6 +130,31 @@ impl Registry {
         self.close_all(idle, CloseReason::Idle)
     }
 
+    /// Closes what waited for a cell when its launcher went away. The next cell of that name hears of it.
+    pub fn close_lost(&self) -> Vec<SessionKey> {
+        let mut closed = Vec::new();
+        for session in self.all() {
+            let mut books = self.lock();
+            let interpreter = session.close_if_lost();
+            if interpreter.is_some() {
+                books.take_out(&session);
+                books.remember(&session);
+                closed.push(session.key.clone());
+            }
+            drop(books);
+            // Asks for the end of a sandbox that is gone: not under the lock.
+            drop(interpreter);
+        }
+        closed
+    }
+
+    /// Closes a session whose run has lost its interpreter with the launcher.
+    pub fn close_after_loss(&self, session: &Arc<Session>) {
+        if self.close(session, CloseReason::LauncherGone) {
+            self.lock().remember(session);
+        }
+    }
+
     /// Takes out a session that never ran anything and that nobody waits for.
     pub fn remove_unborn(&self, session: &Arc<Session>) {
         if session.is_unborn() {
@@ -134,19 +164,7 @@ impl Registry {
 
     /// Closes one session, if it is still the one under its name.
     pub fn close(&self, session: &Arc<Session>, reason: CloseReason) -> bool {
-        let mut books = self.lock();
-        let place = (session.key.id.clone(), session.key.language);
-        let mut removed = false;
-        if let Some(sessions) = books.tenants.get_mut(&session.key.tenant) {
-            if sessions.get(&place).is_some_and(|current| Arc::ptr_eq(current, session)) {
-                sessions.remove(&place);
-                removed = true;
-            }
-            if sessions.is_empty() {
-                books.tenants.remove(&session.key.tenant);
-            }
-        }
-        drop(books);
+        let removed = self.lock().take_out(session);
         session.close(reason);
         removed
     }
@@ -175,7 +193,7 @@ impl Registry {
     }
 
     fn forget(&self, which: impl Fn(&SessionKey) -> bool) -> Vec<SessionKey> {
-        self.lock().remembered.extract_if(|key| which(key)).collect()
+        self.lock().remembered.extract_if(|key, _| which(key)).map(|(key, _)| key).collect()
     }
 
     fn of_tenant(&self, tenant: &TenantId) -> Vec<Arc<Session>> {
@@ -188,6 +206,29 @@ impl Registry {
 
     fn lock(&self) -> MutexGuard<'_, Books> {
         self.books.lock().expect("no code panics while it holds the registry's books")
+    }
+}
+
+impl Books {
+    /// True when it was the one under its name.
+    fn take_out(&mut self, session: &Arc<Session>) -> bool {
+        let Some(sessions) = self.tenants.get_mut(&session.key.tenant) else { return false };
+        let place = (session.key.id.clone(), session.key.language);
+        let is_current = sessions.get(&place).is_some_and(|current| Arc::ptr_eq(current, session));
+        if is_current {
+            sessions.remove(&place);
+        }
+        if sessions.is_empty() {
+            self.tenants.remove(&session.key.tenant);
+        }
+        is_current
+    }
+
+    /// Nobody has heard of a session that was never written down.
+    fn remember(&mut self, session: &Session) {
+        if session.is_stored() && self.remembered.len() < REMEMBERED_MAX {
+            self.remembered.insert(session.key.clone(), LOST_HINT);
+        }
     }
 }
 

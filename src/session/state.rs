@@ -25,6 +25,8 @@ pub enum CloseReason {
     Idle,
     /// Its first interpreter could not be started, or nobody waited for it: it never was one.
     NeverStarted,
+    /// The launcher is gone, and the interpreter with it.
+    LauncherGone,
     ShuttingDown,
 }
 

@@ -27,6 +27,7 @@ use crate::launcher::bare;
 use crate::launcher::settings::Settings;
 use crate::supervisor::stages::{Account, daemon_stage, launcher_stage};
 use crate::sys::packet;
+use crate::sys::process::{Exit, reap_one};
 
 pub mod resolve;
 pub mod stages;
@@ -39,7 +40,7 @@ const RESTART_WAIT: Duration = Duration::from_millis(100);
 /// How long a stage may take to end after a second signal.
 const HURRY: Duration = Duration::from_secs(6);
 /// Exit code of a launcher on a host that enforces less than required.
-pub const EXIT_ISOLATION: i32 = 3;
+pub const EXIT_ISOLATION: u8 = 3;
 
 /// What to supervise.
 #[derive(Debug)]
@@ -97,13 +98,13 @@ impl Supervisor {
                 self.forward(&running, ending.is_some());
                 ending.get_or_insert_with(Instant::now);
             }
-            for (pid, status) in reap() {
+            while let Some((pid, exit)) = reap_one() {
                 if pid == running.daemon && ending.is_some() {
                     end_launcher(running.launcher);
                     bare::kill_strays(&HashSet::new());
                     return Ok(());
                 }
-                if pid == running.launcher && status == Some(EXIT_ISOLATION) {
+                if pid == running.launcher && exit == Exit::Code(EXIT_ISOLATION) {
                     kill(running.daemon, Signal::SIGKILL);
                     return Err(ServeError::Isolation);
                 }
@@ -112,7 +113,7 @@ impl Supervisor {
                 }
                 tracing::error!(
                     what = if pid == running.daemon { "daemon" } else { "launcher" },
-                    ?status,
+                    ?exit,
                     "died"
                 );
                 if too_many(&mut restarts) {
@@ -172,19 +173,6 @@ fn wait(signals: &SignalFd, until: Option<Instant>) {
     let mut one = [PollFd::new(signals, PollFlags::IN)];
     // Interrupted or late: the caller looks at everything anyway.
     let _ = poll(&mut one, timeout.as_ref());
-}
-
-/// Every child that has ended: its pid and exit code, `None` for a signal.
-fn reap() -> Vec<(Pid, Option<i32>)> {
-    let mut ended = Vec::new();
-    loop {
-        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
-            Ok(WaitStatus::Exited(pid, code)) => ended.push((pid, Some(code))),
-            Ok(WaitStatus::Signaled(pid, _, _)) => ended.push((pid, None)),
-            Ok(WaitStatus::StillAlive) | Err(_) => return ended,
-            Ok(_) => {}
-        }
-    }
 }
 
 fn kill(pid: Pid, signal: Signal) {

@@ -11,6 +11,8 @@ use crate::launcher::spaces::SpaceLimits;
 
 /// Ready shells for each active space and owner.
 const SHELLS_READY: usize = 2;
+/// Forks after which a zygote is replaced: hygiene against leaks and drift, not a defence.
+const ZYGOTE_FORKS_MAX: u64 = 20_000;
 
 /// The launcher's settings. `search` is the `PATH` that interpreters are looked for on.
 pub fn settings(config: &Config, search: &str) -> Settings {
@@ -39,9 +41,11 @@ pub fn settings(config: &Config, search: &str) -> Settings {
             cpu_millicores: (limits.cpu_cores * 1000.0) as u64,
         },
         space: SpaceLimits { bytes: limits.space_bytes, inodes: limits.space_inodes },
+        spaces_max: limits.spaces_max,
         shm: SpaceLimits { bytes: limits.shm_bytes, inodes: limits.shm_inodes },
         nofile: limits.nofile.into(),
         shells_ready: SHELLS_READY,
+        zygote_forks_max: ZYGOTE_FORKS_MAX,
         zygotes_off: config.strict,
         tenants: config.api_keys.iter().map(|key| &key.tenant).collect::<HashSet<_>>().len().max(1),
         no_namespaces: None,

@@ -5,8 +5,32 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::unistd::Pid;
+use rustix::process::WaitOptions;
 
 use super::raw;
+
+/// How a process ended.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Code(u8),
+    Signal(u8),
+}
+
+/// A child that has ended, if one has. Not by `nix`: its `waitpid` takes the death by a real-time signal, which
+/// may be a guest's to choose, off the kernel's list and answers with an error that names nobody.
+pub fn reap_one() -> Option<(Pid, Exit)> {
+    // Of any kind: whatever signal their end sends.
+    let options = WaitOptions::from_bits_retain(libc::__WALL as u32) | WaitOptions::NOHANG;
+    loop {
+        let (pid, status) = rustix::process::wait(options).ok()??;
+        let exit = match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => Exit::Code(code as u8),
+            (_, Some(signal)) => Exit::Signal(signal as u8),
+            _ => continue,
+        };
+        return Some((Pid::from_raw(pid.as_raw_nonzero().get()), exit));
+    }
+}
 
 /// Which side of a fork this is.
 #[derive(Debug)]

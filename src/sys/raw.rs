@@ -347,6 +347,13 @@ pub fn fork(flags: u64) -> Answer<usize> {
     value(plain(nr::CLONE, [flags as usize, 0, 0, 0, 0, 0]))
 }
 
+/// What `clone3` says to arguments that are none: an error of its own where it is there.
+#[cfg(test)]
+pub(crate) fn clone3_of_nothing() -> i32 {
+    const CLONE3: usize = 435;
+    plain(CLONE3, [0; 6]).unsigned_abs() as i32
+}
+
 pub fn exit(status: i32) -> ! {
     loop {
         plain(nr::EXIT_GROUP, [status as usize, 0, 0, 0, 0, 0]);
@@ -355,6 +362,22 @@ pub fn exit(status: i32) -> ! {
 
 pub fn prctl(operation: i32, a: u64, b: u64) -> Answer<usize> {
     value(plain(nr::PRCTL, [operation as usize, a as usize, b as usize, 0, 0, 0]))
+}
+
+/// Empties the ambient and the bounding set.
+pub fn drop_bounding() -> Answer<()> {
+    /// More than any kernel has.
+    const CAPABILITIES_MAX: u64 = 64;
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0)?;
+    for capability in 0..CAPABILITIES_MAX {
+        match prctl(PR_CAPBSET_DROP, capability, 0) {
+            Ok(_) => {}
+            // Past the last one this kernel knows.
+            Err(EINVAL) => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
 }
 
 /// Where glibc caches this thread's id: the address it gave to `set_tid_address`.

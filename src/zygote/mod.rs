@@ -22,6 +22,8 @@ pub trait Launch: Send + Sync + 'static {
     fn launch(&self, plan: LaunchPlan) -> Launching<'_>;
     /// What the launcher of the day reported; `None` before the first.
     fn hello(&self) -> watch::Receiver<Option<Arc<Hello>>>;
+    /// Changes when a launcher is gone and all its interpreters know it.
+    fn gone(&self) -> watch::Receiver<u64>;
     fn is_attached(&self) -> bool;
     fn sandboxes_live(&self) -> usize;
 }
@@ -36,6 +38,10 @@ impl Launch for Client {
 
     fn hello(&self) -> watch::Receiver<Option<Arc<Hello>>> {
         Client::hello(self)
+    }
+
+    fn gone(&self) -> watch::Receiver<u64> {
+        Client::gone(self)
     }
 
     fn is_attached(&self) -> bool {

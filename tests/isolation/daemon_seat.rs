@@ -4,16 +4,17 @@ use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use caisson::launcher::plan::{
     Account, End, LaunchPlan, Origin, Profile, REQUEST_BYTES, Reply, Request, SandboxId, SpaceId, Step,
 };
+use caisson::sys::raw;
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
 use crate::support::stand::fresh_space;
-use crate::support::{Guest, Stand, Trouble, plan, proc, skip, strict};
+use crate::support::{Guest, Stand, Trouble, own_stand, plan, proc, skip, strict};
 
 const SHORT: Duration = Duration::from_millis(300);
 const LONG: Duration = Duration::from_secs(30);
@@ -325,25 +326,126 @@ fn deleting_a_space_in_use_ends_its_sandboxes_first() {
 }
 
 #[test]
+fn a_daemon_gets_no_more_spaces_than_there_may_be() {
+    let stand = own_stand!(|settings| {
+        settings.zygotes_off = true;
+        settings.shells_ready = 0;
+        settings.spaces_max = 3;
+    });
+    let spaces = [fresh_space(), fresh_space(), fresh_space()];
+    for space in spaces {
+        stand.guest(strict(space)).end();
+    }
+    let full = Trouble { step: Step::SpaceOpen, errno: Errno::DQUOT.raw_os_error() };
+    for _ in 0..3 {
+        assert_eq!(launched(&stand, strict(fresh_space())).err(), Some(full));
+    }
+    assert!(stand.log().contains("3 spaces exist, no more are made (limits.spaces_max)"), "{}", stand.log());
+    assert_eq!(images(&stand).len(), 1 + spaces.len(), "and the launcher's own: {:?}", images(&stand));
+    // Control: those that exist work on, and a deleted one makes room.
+    stand.guest(strict(spaces[0])).end();
+    assert_eq!(stand.delete_space(spaces[1]), 0);
+    assert_eq!(stand.delete_space(spaces[1]), 0, "deleting it twice makes no second room");
+    stand.guest(strict(fresh_space())).end();
+    assert_eq!(launched(&stand, strict(fresh_space())).err(), Some(full));
+}
+
+#[test]
+fn a_flood_of_bad_plans_is_counted_and_not_written_line_by_line() {
+    const PACKETS: usize = 4000;
+    let stand = own_stand!(|settings| {
+        settings.zygotes_off = true;
+        settings.shells_ready = 0;
+    });
+    let started = Instant::now();
+    {
+        let mut seat = stand.seat();
+        for round in 0..PACKETS / 4 {
+            // Malformed, oversize, replayed, and refused by policy: the last one is answered.
+            seat.send(&[7; REQUEST_BYTES]);
+            seat.send(&[0; REQUEST_BYTES + 1]);
+            seat.send(&Request::Launch { seq: 0, plan: strict(fresh_space()) }.encode());
+            let seq = seat.next_seq();
+            seat.send(&Request::Launch { seq, plan: strict(SpaceId(0)) }.encode());
+            assert!(matches!(seat.answer(LONG), Some((Reply::LaunchFailed { .. }, _))), "round {round}");
+        }
+    }
+    let left_out = |log: &str| -> usize {
+        let counts = log.split("left_out=").skip(1);
+        counts
+            .map(|rest| {
+                rest.split(|c: char| !c.is_ascii_digit()).next().map_or(0, |n| n.parse().unwrap_or(0))
+            })
+            .sum()
+    };
+    let written = |log: &str| {
+        ["malformed plan refused", "oversize plan refused", "replayed plan refused", "launch failed"]
+            .iter()
+            .map(|line| log.matches(line).count())
+            .sum::<usize>()
+    };
+    proc::until("every one is written or counted", LONG, || {
+        let log = without_colours(&stand.log());
+        written(&log) + left_out(&log) == PACKETS
+    });
+    let seconds = started.elapsed().as_secs() as usize + 2;
+    let log = without_colours(&stand.log());
+    assert!((1..=10 * seconds).contains(&written(&log)), "{} lines in {seconds} s", written(&log));
+    stand.still_launches();
+}
+
+/// The log as it is without a terminal's escape sequences.
+fn without_colours(log: &str) -> String {
+    let mut plain = String::new();
+    for (at, part) in log.split('\u{1b}').enumerate() {
+        plain.push_str(if at == 0 { part } else { part.split_once('m').map_or("", |(_, rest)| rest) });
+    }
+    plain
+}
+
+#[test]
 fn a_confined_daemon_may_not_make_namespaces_or_read_outside_its_folder() {
     if let Some(reason) = crate::support::missing() {
         return skip(reason);
     }
     let dir = tempfile::tempdir().expect("a temporary directory");
     let free = std::thread::spawn(|| attempts(None)).join().expect("no panic");
-    assert_eq!(free, [None, None], "control: a thread that is not confined may");
+    assert_eq!(free, [None; 9], "control: a thread that is not confined may");
     let path = dir.path().to_owned();
     let confined = std::thread::spawn(move || attempts(Some(&path))).join().expect("no panic");
-    assert_eq!(confined, [Some(Errno::PERM), Some(Errno::ACCESS)]);
+    let (listed, made) = confined.split_first().expect("nine tries");
+    assert_eq!(*listed, Some(Errno::ACCESS));
+    assert_eq!(made, [Some(Errno::PERM); 8]);
 }
 
-/// Unsharing a host name and reading `/root`'s listing, on a thread of its own.
-fn attempts(confine: Option<&std::path::Path>) -> [Option<Errno>; 2] {
+/// Reading `/root`'s listing, unsharing a host name, and a child in a new namespace of each kind, on a thread of
+/// its own. `None` for what worked.
+fn attempts(confine: Option<&std::path::Path>) -> [Option<Errno>; 9] {
+    use nix::sched::CloneFlags;
     if let Some(dir) = confine {
         caisson::daemon::confine::confine(dir).expect("this kernel has seccomp");
     }
-    let unshared = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUTS).err();
-    let listed = fs::read_dir("/root").err();
-    let errno = |number: i32| Errno::from_raw_os_error(number);
-    [unshared.map(|error| errno(error as i32)), listed.and_then(|error| error.raw_os_error()).map(errno)]
+    let listed = fs::read_dir("/root").err().and_then(|error| error.raw_os_error());
+    let unshared = nix::sched::unshare(CloneFlags::CLONE_NEWUTS).err().map(|error| error as i32);
+    let kinds = [
+        CloneFlags::CLONE_NEWUSER,
+        CloneFlags::CLONE_NEWNS,
+        CloneFlags::CLONE_NEWPID,
+        CloneFlags::CLONE_NEWNET,
+        CloneFlags::CLONE_NEWIPC,
+        CloneFlags::CLONE_NEWUTS,
+        CloneFlags::CLONE_NEWCGROUP,
+    ];
+    let cloned = kinds.map(|kind| match raw::fork(kind.bits() as u64 | raw::SIGCHLD) {
+        Ok(0) => raw::exit(0),
+        Ok(child) => {
+            let child = nix::unistd::Pid::from_raw(child as i32);
+            nix::sys::wait::waitpid(child, None).expect("it ends at once");
+            None
+        }
+        Err(errno) => Some(errno),
+    });
+    let mut all = [listed, unshared, None, None, None, None, None, None, None];
+    all[2..].copy_from_slice(&cloned);
+    all.map(|errno| errno.map(Errno::from_raw_os_error))
 }

@@ -149,6 +149,19 @@ fn a_killed_daemon_leaves_no_guest_and_a_new_pair_serves() {
 }
 
 #[test]
+fn a_daemon_killed_by_a_real_time_signal_is_replaced() {
+    let scene = scene!();
+    let daemon = scene.service.stage("daemon").expect("it lives");
+    // `kill` of the shell: the numbers beyond 31 have no name in libraries.
+    let status = std::process::Command::new("kill").args(["-40", &daemon.0.to_string()]).status();
+    assert!(status.expect("kill starts").success());
+    proc::until("it is gone", GONE_MAX, || !daemon.lives());
+    scene.assert_guests_gone();
+    scene.assert_swept();
+    scene.assert_nothing_left();
+}
+
+#[test]
 fn a_killed_supervisor_leaves_nothing_running_and_the_next_start_finds_the_files() {
     let mut scene = scene!();
     let stages = ["launcher", "daemon"].map(|name| scene.service.stage(name).expect("it lives"));

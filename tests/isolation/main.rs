@@ -10,6 +10,7 @@ mod support;
 
 mod daemon_seat;
 mod death;
+mod exhausted;
 mod outside;
 mod planted;
 mod policy;

@@ -1,12 +1,15 @@
 //! Forks of one zygote: what they draw, count, inherit and remember is each one's own.
 
 use std::collections::{HashMap, HashSet};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
 
 use caisson::launcher::plan::{LaunchPlan, Profile};
 use serde_json::{Value, json};
 
 use crate::support::stand::fresh_space;
-use crate::support::{Guest, common_stand, plan, proc};
+use crate::support::{Guest, Stand, common_stand, own_stand, plan, proc};
 
 const SIBLINGS: usize = 50;
 
@@ -36,14 +39,46 @@ print(json.dumps({"pid": os.getpid(), "drawn": drawn}))
 fn fifty_siblings_draw_nothing_alike() {
     let stand = common_stand!();
     let zygote = stand.zygote(Profile::PythonData).expect("it serves");
-    let inner = proc::pids_in_namespaces(zygote);
-    assert!(*inner.last().expect("it lives") > 1000, "a zygote must not have a guest's pid: {inner:?}");
+    assert!(inner_pid(zygote) > 1000, "a zygote must not have a guest's pid");
+    assert_nothing_alike(&stand, SIBLINGS);
+}
+
+/// OpenSSL takes a fork for itself where its pid has not changed: the zygote's pid keeps that from happening, and
+/// where it did happen the reseeding must be enough.
+#[test]
+fn siblings_of_a_zygote_with_a_guests_pid_draw_nothing_alike() {
+    let stand = own_stand!(|settings| settings.shells_ready = 0);
+    let colliding = (0..10).any(|_| {
+        let before = stand.zygote(Profile::PythonData).expect("it serves");
+        proc::kill(before);
+        // Within the second until its successor is forked, which is the launcher's next child.
+        let status = Command::new("nsenter")
+            .args([&format!("--target={}", stand.launcher), "--pid", "sh", "-c"])
+            .arg("echo 1 > /proc/sys/kernel/ns_last_pid")
+            .status();
+        assert!(status.expect("nsenter starts").success());
+        proc::until("its successor is there", Duration::from_secs(30), || {
+            stand.zygote(Profile::PythonData).is_some_and(|pid| pid != before)
+        });
+        let after = stand.next_zygote(Profile::PythonData, before);
+        inner_pid(after) == 2
+    });
+    assert!(colliding, "no zygote came to be pid 2: {}", stand.log());
+    assert_nothing_alike(&stand, SIBLINGS / 4);
+}
+
+fn inner_pid(pid: i32) -> i32 {
+    *proc::pids_in_namespaces(pid).last().expect("it lives")
+}
+
+/// All alive at once: none can have what another gave back.
+fn assert_nothing_alike(stand: &Arc<Stand>, count: usize) {
     let space = fresh_space();
     let mut seen: HashMap<String, HashSet<String>> = HashMap::new();
-    // All alive at once: none can have what another gave back.
     let mut guests: Vec<Guest> = Vec::new();
-    for _ in 0..SIBLINGS {
+    for _ in 0..count {
         let mut guest = stand.guest(data(plan(space)));
+        assert!(guest.is_fork(), "they are no siblings");
         let answer = guest.ask(DRAW);
         assert_eq!(answer["pid"], 2);
         for (name, value) in answer["drawn"].as_object().expect("an object") {
@@ -51,9 +86,8 @@ fn fifty_siblings_draw_nothing_alike() {
         }
         guests.push(guest);
     }
-    assert!(guests[0].is_fork(), "they are no siblings");
     for (name, values) in &seen {
-        assert_eq!(values.len(), SIBLINGS, "{name} gave two siblings the same");
+        assert_eq!(values.len(), count, "{name} gave two siblings the same");
     }
     assert!(seen.len() > 10);
 }

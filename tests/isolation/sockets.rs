@@ -70,14 +70,15 @@ fn an_abstract_socket_of_the_host_cannot_be_reached() {
 /// make, and tried on every descriptor it was given.
 const LINGER: &str = r#"
 import array, json, os, socket, struct
-tries = []
-listener = socket.socket(); listener.bind(("127.0.0.1", 0)); listener.listen(128)
-kept = []
+tries, kept, sent = [], [], {}
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+listener.bind(("127.0.0.1", 0)); listener.listen(128)
 def lingering():
     one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     one.connect(listener.getsockname())
-    other, _ = listener.accept()
-    kept.append(other)  # never read
+    kept.append(listener.accept()[0])  # never read
     one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
     one.setblocking(False)
     try:
@@ -86,12 +87,18 @@ def lingering():
     except BlockingIOError:
         pass
     return one
-left, right = socket.socketpair()
-sent = 0
-for _ in range(16):
-    one = lingering()
-    left.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [one.fileno()]))])
-    one.detach(); sent += 1
+named = socket.socket(socket.AF_UNIX); named.bind("/tmp/named"); named.listen(1)
+client = socket.socket(socket.AF_UNIX); client.connect("/tmp/named")
+kinds = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM, socket.SOCK_DGRAM)
+pairs = [socket.socketpair(socket.AF_UNIX, kind) for kind in kinds]
+kept += [named, *pairs]
+# A queue of datagrams holds ten.
+for name, channel, count in (("stream", pairs[0][0], 16), ("seqpacket", pairs[1][0], 16), ("dgram", pairs[2][0], 8),
+                             ("dgram", pairs[3][0], 8), ("named", client, 16)):
+    for _ in range(count):
+        one = lingering()
+        channel.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [one.fileno()]))])
+        one.close(); sent[name] = sent.get(name, 0) + 1
 for fd in range(5):
     try:
         channel = socket.socket(fileno=os.dup(fd))
@@ -110,8 +117,9 @@ fn lingering_sockets_in_flight_delay_neither_launcher_nor_neighbour() {
     let mut neighbour = stand.guest(plan(space));
     neighbour.say("print(0)");
     let answer = guest.ask(LINGER);
-    // Control: they were sent, over the guest's own pair; no inherited descriptor takes one.
-    assert_eq!(answer, serde_json::json!({"sent": 16, "reached": []}));
+    // Control: they were sent, over what the guest made itself; no inherited descriptor takes one.
+    let sent = serde_json::json!({"stream": 16, "seqpacket": 16, "dgram": 16, "named": 16});
+    assert_eq!(answer, serde_json::json!({"sent": sent, "reached": []}));
     let slowest = |what: &mut dyn FnMut()| {
         let times = (0..10).map(|_| {
             let started = Instant::now();

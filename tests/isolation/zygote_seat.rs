@@ -14,7 +14,7 @@ use caisson::launcher::plan::{LaunchPlan, Origin, Profile, Step};
 use caisson::launcher::seccomp;
 
 use crate::support::stand::fresh_space;
-use crate::support::{Stand, common_stand, missing, plan, proc, skip, strict};
+use crate::support::{Stand, common_stand, missing, own_stand, plan, proc, skip, strict};
 
 const PYTHON: &str = "/usr/bin/python3";
 const SEAT: &str = include_str!("../probe/seat.py");
@@ -200,6 +200,34 @@ fn a_zygote_that_speaks_after_ready_is_ended_and_launches_go_on() {
         assert_eq!(guest.say("print(1)"), "1");
     }
     stand.still_launches();
+}
+
+#[test]
+fn a_zygote_that_forked_enough_is_replaced_and_no_launch_is_execd_over_it() {
+    // One ready shell for four plans at once: some find it, the others boot theirs across the change.
+    let stand = own_stand!(|settings| {
+        settings.zygote_forks_max = 5;
+        settings.shells_ready = 1;
+    });
+    let first = stand.zygote(Profile::Python).expect("it serves");
+    let first_uid = proc::uid(first).expect("it lives");
+    let space = fresh_space();
+    assert!(!stand.guest(strict(space)).is_fork(), "control: what is exec'd does not look forked");
+    let (started, mut launched) = (Instant::now(), 0);
+    let replaced = |stand: &Stand| stand.log().matches("replaced zygote ended").count();
+    while replaced(&stand) < 3 {
+        assert!(started.elapsed() < Duration::from_secs(100), "{launched} launches: {}", stand.log());
+        for guest in stand.guests(plan(space), 4) {
+            launched += 1;
+            assert!(guest.is_fork(), "launch {launched} was exec'd: {}", stand.log());
+            guest.end();
+        }
+    }
+    assert!(!proc::lives(first), "the first one was to be replaced");
+    let last = stand.zygote(Profile::Python).expect("its successor serves");
+    assert_ne!(proc::uid(last), Some(first_uid), "a successor has a uid of its own");
+    assert!(!stand.log().contains("trying once more"), "{}", stand.log());
+    assert_eq!(stand.guest(plan(space)).say("print(1)"), "1");
 }
 
 #[test]

@@ -125,3 +125,23 @@ async fn a_body_that_is_too_large_is_answered_and_not_reset() {
     shutdown.cancel();
     serving.await.unwrap().unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_is_kept_for_its_next_request_and_a_slow_head_is_not_waited_for() {
+    let (address, shutdown, serving) = start(&[]).await;
+    let (mut kept, mut slow) =
+        (TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap());
+    for stream in [&mut kept, &mut slow] {
+        send(stream, r#"{"language":"python","code":"1"}"#).await;
+        receive(stream).await;
+    }
+    slow.write_all(b"POST /v2/code/exec").await.unwrap();
+    tokio::time::sleep(crate::server::listen::HEAD_READ_MAX + Duration::from_secs(1)).await;
+    send(&mut kept, r#"{"language":"python","code":"1"}"#).await;
+    let (head, _) = receive(&mut kept).await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let closed = slow.read(&mut [0; 64]).await;
+    assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
+    shutdown.cancel();
+    serving.await.unwrap().unwrap();
+}

@@ -119,7 +119,7 @@ impl NotStarted {
 }
 
 /// What a launch failed at.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Trouble {
     pub(crate) step: Step,
     pub(crate) errno: i32,
@@ -299,6 +299,31 @@ impl Stand {
                 other => self.note(&other),
             }
         }
+    }
+
+    /// Asks for several at once, which must all come up.
+    pub(crate) fn guests(self: &Arc<Self>, plan: LaunchPlan, count: usize) -> Vec<Guest> {
+        let mut seat = self.seat();
+        for _ in 0..count {
+            let seq = seat.next_seq();
+            seat.send(&Request::Launch { seq, plan }.encode());
+        }
+        let mut guests = Vec::new();
+        let deadline = Instant::now() + ANSWER_MAX;
+        while guests.len() < count {
+            match seat.reply(deadline.saturating_duration_since(Instant::now())) {
+                Some((Reply::Launched { sandbox, attestation, .. }, pipes)) => {
+                    guests.push(Guest::new(Arc::clone(self), plan.space, sandbox, attestation, pipes));
+                }
+                Some((ended @ Reply::Ended { .. }, _)) => self.note(&ended),
+                // Let go first: what is dropped takes the seat to end its sandbox.
+                other => {
+                    drop(seat);
+                    panic!("{other:?}; the launcher's log:\n{}", self.log());
+                }
+            }
+        }
+        guests
     }
 
     /// Launches what must come up.

@@ -1,0 +1,168 @@
+//! How long a connection may be silent: between two requests as long as clients keep theirs open, within the head
+//! of a request much shorter. hyper has one limit for both.
+//!
+//! ```text
+//! Head ──request complete──▶ Busy ──answer made──▶ Waiting ──first byte of the next──▶ Head
+//! ```
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+
+/// Where a connection is; told by whoever takes its requests.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Phase(Arc<AtomicU8>);
+
+const HEAD: u8 = 0;
+const BUSY: u8 = 1;
+const WAITING: u8 = 2;
+/// Of many requests at once: the protocol has its own ways to find out whether the peer lives.
+const SHARED: u8 = 3;
+
+impl Phase {
+    /// A request's head is there.
+    pub(super) fn begin(&self, is_shared: bool) {
+        self.0.store(if is_shared { SHARED } else { BUSY }, Ordering::Relaxed);
+    }
+
+    /// Its answer is made; what is read next is the next head.
+    pub(super) fn end(&self) {
+        let _ = self.0.compare_exchange(BUSY, WAITING, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// A stream whose reads fail once a request's head has taken too long. It begins within one: a peer that never
+/// says anything is not waited for.
+#[derive(Debug)]
+pub(super) struct Patient<S> {
+    stream: S,
+    phase: Phase,
+    head_max: Duration,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl<S> Patient<S> {
+    pub(super) fn new(stream: S, phase: Phase, head_max: Duration) -> Patient<S> {
+        Patient { stream, phase, head_max, deadline: Box::pin(tokio::time::sleep(head_max)) }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut this.stream).poll_read(context, buffer);
+        let has_read = buffer.filled().len() > before;
+        if has_read
+            && this.phase.0.compare_exchange(WAITING, HEAD, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            this.deadline.as_mut().reset(tokio::time::Instant::now() + this.head_max);
+        }
+        let in_head = this.phase.0.load(Ordering::Relaxed) == HEAD;
+        if polled.is_pending() && in_head && this.deadline.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut)));
+        }
+        polled
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+    use super::*;
+
+    const HEAD_MAX: Duration = Duration::from_millis(60);
+
+    fn connection() -> (DuplexStream, Patient<DuplexStream>, Phase) {
+        let (peer, ours) = duplex(1024);
+        let phase = Phase::default();
+        (peer, Patient::new(ours, phase.clone(), HEAD_MAX), phase)
+    }
+
+    async fn read(stream: &mut Patient<DuplexStream>) -> io::Result<usize> {
+        let mut buffer = [0; 64];
+        let longest = HEAD_MAX * 4;
+        tokio::time::timeout(longest, stream.read(&mut buffer)).await.unwrap_or(Ok(usize::MAX))
+    }
+
+    const STILL_OPEN: usize = usize::MAX;
+
+    #[tokio::test]
+    async fn a_peer_that_says_nothing_is_not_waited_for() {
+        let (_peer, mut ours, _) = connection();
+        assert_eq!(read(&mut ours).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn a_head_that_comes_byte_by_byte_has_one_limit_for_all_of_it() {
+        let (mut peer, mut ours, _) = connection();
+        for _ in 0..3 {
+            peer.write_all(b"x").await.unwrap();
+            assert_eq!(read(&mut ours).await.unwrap(), 1);
+            tokio::time::sleep(HEAD_MAX / 2).await;
+        }
+        assert_eq!(read(&mut ours).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_runs_and_the_wait_for_the_next_take_longer_and_the_next_head_does_not() {
+        let (mut peer, mut ours, phase) = connection();
+        peer.write_all(b"head").await.unwrap();
+        assert_eq!(read(&mut ours).await.unwrap(), 4);
+        phase.begin(false);
+        assert_eq!(read(&mut ours).await.unwrap(), STILL_OPEN, "while it runs");
+        phase.end();
+        assert_eq!(read(&mut ours).await.unwrap(), STILL_OPEN, "between two requests");
+        peer.write_all(b"he").await.unwrap();
+        assert_eq!(read(&mut ours).await.unwrap(), 2, "the next head has a limit of its own");
+        assert_eq!(read(&mut ours).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn a_connection_of_many_requests_at_once_is_left_alone() {
+        let (mut peer, mut ours, phase) = connection();
+        phase.begin(true);
+        phase.end();
+        peer.write_all(b"frame").await.unwrap();
+        assert_eq!(read(&mut ours).await.unwrap(), 5);
+        assert_eq!(read(&mut ours).await.unwrap(), STILL_OPEN);
+    }
+}
