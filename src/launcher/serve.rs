@@ -799,8 +799,14 @@ impl Loop {
 
     fn on_signal(&mut self) {
         while let Ok(Some(signal)) = self.signals.read_signal() {
-            if signal.ssi_signo != Signal::SIGCHLD as u32 {
+            if signal.ssi_signo == Signal::SIGCHLD as u32 {
+                continue;
+            }
+            // While we start a shell we have its owner's uid as well, and a taken zygote may signal us.
+            if signal.ssi_uid == nix::unistd::getuid().as_raw() {
                 self.begin_end("asked to end");
+            } else {
+                tracing::error!(uid = signal.ssi_uid, pid = signal.ssi_pid, "alarm: signal refused");
             }
         }
         while let Some((pid, end)) = reap_one() {
@@ -836,12 +842,21 @@ impl Loop {
 
     /// The last process of the sandbox is gone: everything it held is free again.
     fn on_init_exit(&mut self, id: u64) {
-        let Some(entry) = self.entries.remove(&id) else { return };
+        let Some(mut entry) = self.entries.remove(&id) else { return };
         if let Stage::Live { guest } = entry.stage {
             self.guests.remove(&guest);
         }
         match entry.stage {
-            Stage::Booting { order: Some(order), .. } | Stage::Confining { order, .. } => {
+            Stage::Booting { order, .. } => {
+                // Its last words may have come in the same moment as its end.
+                let silent = StepError { step: Step::InitExec, source: rustix::io::Errno::CHILD.into() };
+                let error = entry.shell.finish().err().unwrap_or(silent);
+                match order {
+                    Some(order) => self.refuse(order.seq, &error),
+                    None => tracing::error!(step = %error.step, error = %error.source, "shell not made"),
+                }
+            }
+            Stage::Confining { order, .. } => {
                 let source = rustix::io::Errno::CHILD.into();
                 self.refuse(order.seq, &StepError { step: Step::InitExec, source });
             }
