@@ -214,6 +214,7 @@ impl Shell {
     pub fn kill(&self) {
         // Gone already is what we want.
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, rustix::process::Signal::KILL);
+        self.leaf.kill();
     }
 }
 

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use caisson::config::{Config, Flags, Surroundings};
+use caisson::launcher::cgroup::{Aside, step_aside};
 use caisson::launcher::plan::{
     Account, End, HELLO_BYTES_MAX, LaunchPlan, Origin, Profile, REPLY_BYTES, Reply, Request, SandboxId,
     SpaceId, Step,
@@ -150,6 +151,9 @@ impl Stand {
         if let Some(reason) = missing() {
             return Err(NotStarted::Here(reason.to_owned()));
         }
+        // What `caisson serve` does before it starts a launcher; for as long as these tests run.
+        static ASIDE: OnceLock<Option<Aside>> = OnceLock::new();
+        ASIDE.get_or_init(step_aside);
         let mut settings = settings(&dir);
         fs::create_dir_all(&settings.state_dir).expect("a directory of our own");
         change(&mut settings);
