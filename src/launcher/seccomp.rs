@@ -111,20 +111,24 @@ fn filter(
     encode(list, program.iter().map(|it| (it.code, it.jt, it.jf, it.k)).collect())
 }
 
-/// A single comparison, as seccompiler takes it: argument, operator, value.
-type Compare = (u8, SeccompCmpOp, u32);
+/// A single comparison, as seccompiler takes it: argument, its length, operator, value. Dword wherever the kernel
+/// reads an int: bits above must not make it look like another.
+type Compare = (u8, SeccompCmpArgLen, SeccompCmpOp, u32);
 
 /// Multiplies out the values of an alternative: seccompiler's rules know only "and".
 fn spread(alternative: &[Condition]) -> Vec<Vec<Compare>> {
     let mut products = vec![Vec::new()];
     for Condition { arg, test } in alternative {
         let choices: Vec<Compare> = match test {
-            Test::NotEqual(value) => vec![(*arg, SeccompCmpOp::Ne, *value)],
-            Test::OneOf { mask: u32::MAX, values } => {
-                values.iter().map(|value| (*arg, SeccompCmpOp::Eq, *value)).collect()
-            }
+            Test::NotNull => vec![(*arg, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)],
+            Test::NotEqual(value) => vec![(*arg, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, *value)],
             Test::OneOf { mask, values } => {
-                values.iter().map(|value| (*arg, SeccompCmpOp::MaskedEq(u64::from(*mask)), *value)).collect()
+                let operator = match *mask {
+                    u32::MAX => SeccompCmpOp::Eq,
+                    mask => SeccompCmpOp::MaskedEq(u64::from(mask)),
+                };
+                let one = |value: &u32| (*arg, SeccompCmpArgLen::Dword, operator.clone(), *value);
+                values.iter().map(one).collect()
             }
         };
         products = products
@@ -140,9 +144,8 @@ fn spread(alternative: &[Condition]) -> Vec<Vec<Compare>> {
 fn rule(comparisons: &[Compare]) -> Result<SeccompRule, seccompiler::BackendError> {
     let conditions = comparisons
         .iter()
-        // Dword: the kernel reads these arguments as ints, and bits above must not make them look like others.
-        .map(|(arg, operator, value)| {
-            SeccompCondition::new(*arg, SeccompCmpArgLen::Dword, operator.clone(), u64::from(*value))
+        .map(|(arg, length, operator, value)| {
+            SeccompCondition::new(*arg, length.clone(), operator.clone(), u64::from(*value))
         })
         .collect::<Result<Vec<_>, _>>()?;
     SeccompRule::new(conditions)
@@ -434,6 +437,13 @@ mod tests {
             (call(Sysno::execveat, &[0, 0, 0, 0, 0x100]), true),
             (call(Sysno::execveat, &[0, 0, 0, 0, 0x1000]), false),
             (call(Sysno::prlimit64, &[7]), true),
+            (call(Sysno::prlimit64, &[0, 7, 1]), true),
+            (call(Sysno::prlimit64, &[0, 4, 0, 1]), true), // RLIMIT_CORE may be read
+            (call(Sysno::prlimit64, &[0, 4, 0x7fff_0000]), false),
+            (call(Sysno::prlimit64, &[0, 4, high]), false), // a pointer whose low half is empty
+            (call(Sysno::prlimit64, &[0, 4 | high, 1]), false),
+            (call(Sysno::setrlimit, &[4, 1]), false),
+            (call(Sysno::setrlimit, &[7, 1]), true),
         ];
         for (data, passes) in cases {
             let want = if passes { ALLOW } else { errno(EPERM) };

@@ -22,7 +22,7 @@ pub enum Layer {
     IpcNamespace,
 }
 
-/// How the low 32 bits of an argument are compared.
+/// How an argument is compared: the low 32 bits of it, but for pointers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Test {
     /// Equal to one of these after masking.
@@ -31,6 +31,8 @@ pub enum Test {
         values: Vec<u32>,
     },
     NotEqual(u32),
+    /// A pointer that is not null, by all its bits.
+    NotNull,
 }
 
 /// A comparison of one argument.
@@ -97,6 +99,7 @@ struct RawCondition {
     eq: Option<u32>,
     one_of: Option<Vec<u32>>,
     ne: Option<u32>,
+    null: Option<bool>,
 }
 
 impl SeccompPolicy {
@@ -178,12 +181,14 @@ fn check_list(list: Vec<RawEntry>, seen: &mut Seen) -> Result<Vec<Entry>, Fault>
 
 fn check_condition(raw: Spanned<RawCondition>) -> Result<Condition, Fault> {
     let span = raw.span();
-    let RawCondition { arg, mask, eq, one_of, ne } = raw.into_inner();
+    let RawCondition { arg, mask, eq, one_of, ne, null } = raw.into_inner();
     if arg > 5 {
         return Err(Fault::at(span, "`arg` is 0 to 5"));
     }
     let mask_or_all = mask.unwrap_or(u32::MAX);
     let test = match (eq, one_of, ne, mask) {
+        (None, None, None, None) if null == Some(false) => Test::NotNull,
+        _ if null.is_some() => return Err(Fault::at(span, "`null` stands alone and can be false only")),
         (Some(value), None, None, _) => Test::OneOf { mask: mask_or_all, values: vec![value] },
         (None, Some(values), None, _) if !values.is_empty() => Test::OneOf { mask: mask_or_all, values },
         (None, None, Some(value), None) => Test::NotEqual(value),

@@ -8,8 +8,10 @@
 
 mod support;
 
+mod crash;
 mod daemon_seat;
 mod death;
+mod groups;
 mod outside;
 mod planted;
 mod policy;
