@@ -55,6 +55,10 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 const DAEMON_WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Waits between tries to remove a group whose last process is still dying.
 const REMOVE_WAIT: Duration = Duration::from_millis(20);
+/// On v1 the kernel tells of a want of memory before it kills for it: how often the count is read again, and for
+/// how long.
+const OOM_WAIT: Duration = Duration::from_millis(5);
+const OOM_MAX: Duration = Duration::from_secs(2);
 /// The same for groups of a launcher that was killed, and after how many tries they are the next start's: what is
 /// still busy then is not ours to end.
 const ABANDONED_WAIT: Duration = Duration::from_millis(200);
@@ -165,6 +169,8 @@ struct Loop {
     refill_due: bool,
     removing: VecDeque<(Leaf, Instant)>,
     deleting: Vec<(u64, SpaceId)>,
+    /// Sandboxes in want of memory, when to look at them again, and until when.
+    in_want: VecDeque<(u64, Instant, Instant)>,
     ending: Option<Instant>,
 }
 
@@ -236,6 +242,7 @@ impl Launcher {
             refill_due: false,
             removing: VecDeque::new(),
             deleting: Vec::new(),
+            in_want: VecDeque::new(),
             ending: None,
         };
         state.watch(state.launcher.daemon.as_fd(), Source::Daemon)?;
@@ -304,13 +311,22 @@ impl Loop {
         let spaces = self.launcher.spaces.idle_at();
         let removing = self.removing.front().map(|(_, at)| *at);
         let ending = self.ending.map(|since| since + END_TIMEOUT).or(self.launcher.abandoned.next_try);
-        stages.chain(zygotes).chain(refill).chain(linger).chain(spaces).chain(removing).chain(ending).min()
+        let in_want = self.in_want.front().map(|(_, at, _)| *at);
+        let timers = stages.chain(zygotes).chain(refill).chain(linger).chain(spaces);
+        timers.chain(removing).chain(in_want).chain(ending).min()
     }
 
     fn on_timers(&mut self, now: Instant) {
         self.expire_stages(now);
         self.tend_zygotes(now);
         self.retry_removals(now);
+        for _ in 0..self.in_want.len() {
+            match self.in_want.pop_front() {
+                Some((id, at, until)) if now >= at => self.look_for_kills(id, until),
+                Some(later) => self.in_want.push_back(later),
+                None => {}
+            }
+        }
         for space in self.launcher.spaces.close_idle(now) {
             self.launcher.cgroups.remove_space(&space_name(space));
         }
@@ -790,10 +806,19 @@ impl Loop {
             // Drained or empty: the count itself means nothing, the file below decides.
             let _ = rustix::io::read(event, &mut count);
         }
-        // v1 kills one process; a session must not go on half dead.
+        self.look_for_kills(id, Instant::now() + OOM_MAX);
+    }
+
+    /// v1 kills one process; a session must not go on half dead. The event may be ahead of the kill, and there
+    /// is no other: until the count has changed, or the memory was found elsewhere, it is read again.
+    fn look_for_kills(&mut self, id: u64, until: Instant) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let now = Instant::now();
         if entry.shell.leaf.out_of_memory() {
             entry.cause = Some(End::OutOfMemory);
             self.kill(id);
+        } else if now < until && !self.in_want.iter().any(|(waiting, ..)| *waiting == id) {
+            self.in_want.push_back((id, now + OOM_WAIT, until));
         }
     }
 

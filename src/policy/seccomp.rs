@@ -60,6 +60,8 @@ pub struct SeccompPolicy {
     pub allow: Vec<Entry>,
     /// What only a child that still confines itself may do.
     pub setup: Vec<Entry>,
+    /// What answers success to a guest, and is not done.
+    pub ignore: Vec<Entry>,
     /// What answers ENOSYS.
     pub enosys: Vec<Entry>,
     /// What pid 1 of a sandbox may do.
@@ -75,6 +77,8 @@ pub(super) struct RawSeccomp {
     newer_numbers_max: Spanned<u32>,
     allow: Vec<RawEntry>,
     setup: Vec<RawEntry>,
+    #[serde(default)]
+    ignore: Vec<RawEntry>,
     enosys: Vec<RawEntry>,
     init: Vec<RawEntry>,
 }
@@ -106,7 +110,7 @@ impl SeccompPolicy {
     /// The policy at a posture that lacks `layer`.
     #[must_use]
     pub fn without(mut self, layer: Layer) -> SeccompPolicy {
-        for list in [&mut self.allow, &mut self.setup, &mut self.enosys, &mut self.init] {
+        for list in [&mut self.allow, &mut self.setup, &mut self.ignore, &mut self.enosys, &mut self.init] {
             list.retain(|entry| entry.needs != Some(layer));
         }
         self
@@ -123,6 +127,8 @@ pub(super) fn check(raw: RawSeccomp) -> Result<SeccompPolicy, Fault> {
     Ok(SeccompPolicy {
         allow: check_list(raw.allow, &mut guest)?,
         setup: check_list(raw.setup, &mut guest)?,
+        // These are allowed as well, with other arguments.
+        ignore: check_list(raw.ignore, &mut Seen::default())?,
         enosys: check_list(raw.enosys, &mut guest)?,
         init: check_list(raw.init, &mut Seen::default())?,
         newer: newest + 1..newest + 1 + span,

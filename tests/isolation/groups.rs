@@ -197,6 +197,7 @@ impl Handed {
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("TMPDIR", scratch.path())
+            .env("HOME", scratch.path())
             .current_dir("/")
             .stdin(Stdio::null())
             .output()
