@@ -10,6 +10,7 @@ use caisson::cli::{Cli, Command, ConfigArgs, DoctorArgs, InternalArgs, Lang, Run
 use caisson::config::{Config, FileText, Flags, Layers, Surroundings};
 use caisson::daemon::{self, DaemonStart};
 use caisson::engine::Language;
+use caisson::launcher::cgroup;
 use caisson::launcher::posture::Shape;
 use caisson::launcher::rules::Rules;
 use caisson::launcher::start;
@@ -110,6 +111,7 @@ fn serve(args: &ServeArgs) -> Result<u8, Failed> {
         account,
         daemon_dir,
     };
+    let _aside = cgroup::step_aside();
     match supervisor.run() {
         Ok(()) => Ok(exit::OK),
         Err(error @ ServeError::Isolation) => Err(Failed { code: exit::ISOLATION, error: error.into() }),
@@ -137,6 +139,7 @@ fn run_one(args: &RunArgs) -> Result<u8, Failed> {
     };
     let timeout = args.timeout.map(Duration::try_from_secs_f64).transpose();
     let timeout = with_code(timeout.context("--timeout is not a number of seconds"), exit::USAGE)?;
+    let _aside = cgroup::step_aside();
     Ok(run::one(&settings, &config, language, code, timeout)?)
 }
 
@@ -147,6 +150,7 @@ fn examine(args: &DoctorArgs) -> Result<u8, Failed> {
     let mut settings = supervisor::resolve::settings(&config, &search_path());
     settings.state_dir = scratch.0.join("launcher");
     stages::make_folders(&scratch.0, None)?;
+    let _aside = cgroup::step_aside();
     let hello = run::measure(&settings)?;
     print(&if args.json {
         format!("{}\n", serde_json::to_string_pretty(hello.as_ref())?)

@@ -18,9 +18,12 @@ import sys
 import suites
 
 VMRUN = os.path.join(suites.SHARED, "vm/vmrun")
+# One number for all: sent to the corpus, and to the isolation tests as CAISSON_TEST_TIME_SCALE.
 TIME_SCALE, MEMORY_MIB = 30, 4096
 START_S = 300  # a zygote imports the data stack, 30 times slower
 ACCOUNT_UID = 12345
+# The machine is thrown away: tests may change what is the whole machine's.
+ISOLATION = {"CAISSON_TEST_TIME_SCALE": str(TIME_SCALE), "CAISSON_THROWAWAY_MACHINE": "1"}
 # Without delegated cgroups nobody bounds what several processes take together; the posture table says so.
 UNBOUNDED = "^(res_memory_children|res_memory_touch|res_shared_anon|res_memfd_fill|res_tmpfs_fill|res_pipe_buffers|res_cpu_hog|res_fork_bomb|res_thread_bomb|sys_swap_acct_quota)$"
 QUICK = "^(fs_read_canary|fs_proc_root_walk|fs_other_workspace|fs_device_open|net_tcp_loopback|env_inherited|proc_host_pids|proc_ptrace|posture_|sys_userns_unshare|res_fork_bomb|res_memory_children)"
@@ -102,7 +105,7 @@ def inside(row, quick, tests):
         limit_s = 240 if quick else 2400
         try:
             done = subprocess.run([test], stdin=subprocess.DEVNULL, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  timeout=limit_s, cwd=suites.ROOT, env=suites.clean_env())
+                                  timeout=limit_s, cwd=suites.ROOT, env=suites.clean_env(**ISOLATION))
             text, status = done.stdout, done.returncode
         except subprocess.TimeoutExpired as error:
             text, status = (error.stdout or b"").decode(errors="replace"), "time-out after %d s" % limit_s

@@ -7,7 +7,8 @@
 //! 1. `first[0]`, the allowlist: EPERM for what no entry names. Guests' calls and those of set-up pass.
 //! 2. `first[1]`, ENOSYS for the list of that name and for numbers newer than the policy. Installed after the
 //!    allowlist, so its errno wins.
-//! 3. `second[0]`, in the child when it is otherwise confined: EPERM for the calls of set-up, `seccomp` included.
+//! 3. `second[0]`, in the child when it is otherwise confined: success without doing for the list `ignore`.
+//! 4. `second[1]`, EPERM for the calls of set-up, `seccomp` included. Last, so that it wins over `ignore`.
 //!
 //! A wrong architecture kills the process in each of them: the numbers mean other calls there.
 #![forbid(unsafe_code)]
@@ -76,11 +77,15 @@ pub fn compile(policy: &SeccompPolicy) -> Result<Programs, CompileError> {
     let arch = TargetArch::try_from(arch).map_err(|_| CompileError::Architecture(arch.to_owned()))?;
     let allowed: Vec<&Entry> = policy.allow.iter().chain(&policy.setup).collect();
     let setup: Vec<&Entry> = policy.setup.iter().collect();
+    let ignored: Vec<&Entry> = policy.ignore.iter().collect();
     let init: Vec<&Entry> = policy.init.iter().collect();
     let (allow, refuse) = (SeccompAction::Allow, SeccompAction::Errno(EPERM));
     Ok(Programs {
         first: vec![filter("allow", arch, &allowed, allow.clone(), refuse.clone())?, unknown(policy, arch)?],
-        second: vec![filter("setup", arch, &setup, refuse.clone(), allow.clone())?],
+        second: vec![
+            filter("ignore", arch, &ignored, SeccompAction::Errno(0), allow.clone())?,
+            filter("setup", arch, &setup, refuse.clone(), allow.clone())?,
+        ],
         init: filter("init", arch, &init, allow, refuse)?,
     })
 }
@@ -111,20 +116,24 @@ fn filter(
     encode(list, program.iter().map(|it| (it.code, it.jt, it.jf, it.k)).collect())
 }
 
-/// A single comparison, as seccompiler takes it: argument, operator, value.
-type Compare = (u8, SeccompCmpOp, u32);
+/// A single comparison, as seccompiler takes it: argument, its length, operator, value. Dword wherever the kernel
+/// reads an int: bits above must not make it look like another.
+type Compare = (u8, SeccompCmpArgLen, SeccompCmpOp, u32);
 
 /// Multiplies out the values of an alternative: seccompiler's rules know only "and".
 fn spread(alternative: &[Condition]) -> Vec<Vec<Compare>> {
     let mut products = vec![Vec::new()];
     for Condition { arg, test } in alternative {
         let choices: Vec<Compare> = match test {
-            Test::NotEqual(value) => vec![(*arg, SeccompCmpOp::Ne, *value)],
-            Test::OneOf { mask: u32::MAX, values } => {
-                values.iter().map(|value| (*arg, SeccompCmpOp::Eq, *value)).collect()
-            }
+            Test::NotNull => vec![(*arg, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)],
+            Test::NotEqual(value) => vec![(*arg, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, *value)],
             Test::OneOf { mask, values } => {
-                values.iter().map(|value| (*arg, SeccompCmpOp::MaskedEq(u64::from(*mask)), *value)).collect()
+                let operator = match *mask {
+                    u32::MAX => SeccompCmpOp::Eq,
+                    mask => SeccompCmpOp::MaskedEq(u64::from(mask)),
+                };
+                let one = |value: &u32| (*arg, SeccompCmpArgLen::Dword, operator.clone(), *value);
+                values.iter().map(one).collect()
             }
         };
         products = products
@@ -140,9 +149,8 @@ fn spread(alternative: &[Condition]) -> Vec<Vec<Compare>> {
 fn rule(comparisons: &[Compare]) -> Result<SeccompRule, seccompiler::BackendError> {
     let conditions = comparisons
         .iter()
-        // Dword: the kernel reads these arguments as ints, and bits above must not make them look like others.
-        .map(|(arg, operator, value)| {
-            SeccompCondition::new(*arg, SeccompCmpArgLen::Dword, operator.clone(), u64::from(*value))
+        .map(|(arg, length, operator, value)| {
+            SeccompCondition::new(*arg, length.clone(), operator.clone(), u64::from(*value))
         })
         .collect::<Result<Vec<_>, _>>()?;
     SeccompRule::new(conditions)
@@ -438,6 +446,29 @@ mod tests {
         for (data, passes) in cases {
             let want = if passes { ALLOW } else { errno(EPERM) };
             assert_eq!(answer(&it.all, &data), want, "{:?}", &data.0[..48]);
+        }
+    }
+
+    #[test]
+    fn the_core_limit_may_be_read_and_seems_to_be_lowered() {
+        let it = default_layers();
+        let high = 1_u64 << 32; // a pointer whose low half is empty
+        let cases = [
+            (call(Sysno::prlimit64, &[0, 4, 0, high]), ALLOW),
+            (call(Sysno::prlimit64, &[0, 4, 8, 0]), errno(0)),
+            (call(Sysno::prlimit64, &[0, 4, high, 0]), errno(0)),
+            (call(Sysno::prlimit64, &[0, 4 | high, 8, 0]), errno(0)),
+            (call(Sysno::prlimit64, &[7, 4, 8, 0]), errno(0)),
+            // It could not be told what the limit was.
+            (call(Sysno::prlimit64, &[0, 4, 8, high]), errno(EPERM)),
+            (call(Sysno::prlimit64, &[0, 7, 8, 8]), ALLOW),
+            (call(Sysno::setrlimit, &[4, 8]), errno(0)),
+            (call(Sysno::setrlimit, &[7, 8]), ALLOW),
+        ];
+        for (data, want) in cases {
+            assert_eq!(answer(&it.all, &data), want, "{:?}", &data.0[..48]);
+            // While a guest is being made, its limit must be set.
+            assert_eq!(answer(&it.first, &data), ALLOW);
         }
     }
 

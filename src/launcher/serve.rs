@@ -57,6 +57,10 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 const DAEMON_WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Waits between tries to remove a group whose last process is still dying.
 const REMOVE_WAIT: Duration = Duration::from_millis(20);
+/// On v1 the kernel tells of a want of memory before it kills for it: how often the count is read again, and for
+/// how long.
+const OOM_WAIT: Duration = Duration::from_millis(5);
+const OOM_MAX: Duration = Duration::from_secs(2);
 /// The same for groups of a launcher that was killed, and after how many tries they are the next start's: what is
 /// still busy then is not ours to end.
 const ABANDONED_WAIT: Duration = Duration::from_millis(200);
@@ -163,6 +167,8 @@ struct Loop {
     deleting: Vec<(u64, SpaceId)>,
     /// For what the daemon can make us log.
     throttle: Throttle,
+    /// Sandboxes in want of memory, when to look at them again, and until when.
+    in_want: VecDeque<(u64, Instant, Instant)>,
     ending: Option<Instant>,
 }
 
@@ -235,6 +241,7 @@ impl Launcher {
             removing: VecDeque::new(),
             deleting: Vec::new(),
             throttle: Throttle::new(Instant::now()),
+            in_want: VecDeque::new(),
             ending: None,
         };
         state.watch(state.launcher.daemon.as_fd(), Source::Daemon)?;
@@ -302,13 +309,22 @@ impl Loop {
         let removing = self.removing.front().map(|(_, at)| *at);
         let removing = removing.into_iter().chain(self.throttle.due()).min();
         let ending = self.ending.map(|since| since + END_TIMEOUT).or(self.launcher.abandoned.next_try);
-        stages.chain(zygotes).chain(refill).chain(linger).chain(spaces).chain(removing).chain(ending).min()
+        let in_want = self.in_want.front().map(|(_, at, _)| *at);
+        let timers = stages.chain(zygotes).chain(refill).chain(linger).chain(spaces);
+        timers.chain(removing).chain(in_want).chain(ending).min()
     }
 
     fn on_timers(&mut self, now: Instant) {
         self.expire_stages(now);
         self.tend_zygotes(now);
         self.retry_removals(now);
+        for _ in 0..self.in_want.len() {
+            match self.in_want.pop_front() {
+                Some((id, at, until)) if now >= at => self.look_for_kills(id, until),
+                Some(later) => self.in_want.push_back(later),
+                None => {}
+            }
+        }
         if let Some(left_out) = self.throttle.take_left_out(now) {
             tracing::error!(left_out, "alarm: more plans were not carried out than are written here");
         }
@@ -885,17 +901,32 @@ impl Loop {
             // Drained or empty: the count itself means nothing, the file below decides.
             let _ = rustix::io::read(event, &mut count);
         }
-        // v1 kills one process; a session must not go on half dead.
+        self.look_for_kills(id, Instant::now() + OOM_MAX);
+    }
+
+    /// v1 kills one process; a session must not go on half dead. The event may be ahead of the kill, and there
+    /// is no other: until the count has changed, or the memory was found elsewhere, it is read again.
+    fn look_for_kills(&mut self, id: u64, until: Instant) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let now = Instant::now();
         if entry.shell.leaf.out_of_memory() {
             entry.cause = Some(End::OutOfMemory);
             self.kill(id);
+        } else if now < until && !self.in_want.iter().any(|(waiting, ..)| *waiting == id) {
+            self.in_want.push_back((id, now + OOM_WAIT, until));
         }
     }
 
     fn on_signal(&mut self) {
         while let Ok(Some(signal)) = self.signals.read_signal() {
-            if signal.ssi_signo != Signal::SIGCHLD as u32 {
+            if signal.ssi_signo == Signal::SIGCHLD as u32 {
+                continue;
+            }
+            // While we start a shell we have its owner's uid as well, and a taken zygote may signal us.
+            if signal.ssi_uid == nix::unistd::getuid().as_raw() {
                 self.begin_end("asked to end");
+            } else {
+                tracing::error!(uid = signal.ssi_uid, pid = signal.ssi_pid, "alarm: signal refused");
             }
         }
         while let Some((pid, exit)) = reap_one() {
@@ -935,12 +966,21 @@ impl Loop {
 
     /// The last process of the sandbox is gone: everything it held is free again.
     fn on_init_exit(&mut self, id: u64) {
-        let Some(entry) = self.entries.remove(&id) else { return };
+        let Some(mut entry) = self.entries.remove(&id) else { return };
         if let Stage::Live { guest } = entry.stage {
             self.guests.remove(&guest);
         }
         match entry.stage {
-            Stage::Booting { order: Some(order), .. } | Stage::Confining { order, .. } => {
+            Stage::Booting { order, .. } => {
+                // Its last words may have come in the same moment as its end.
+                let silent = StepError { step: Step::InitExec, source: rustix::io::Errno::CHILD.into() };
+                let error = entry.shell.finish(&self.launcher.rules).err().unwrap_or(silent);
+                match order {
+                    Some(order) => self.refuse(order.seq, &error),
+                    None => tracing::error!(step = %error.step, error = %error.source, "shell not made"),
+                }
+            }
+            Stage::Confining { order, .. } => {
                 let source = rustix::io::Errno::CHILD.into();
                 self.refuse(order.seq, &StepError { step: Step::InitExec, source });
             }

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nix::sched::{CloneFlags, setns};
-use nix::unistd::{Pid, Uid, seteuid};
+use nix::unistd::{Pid, Uid, setresuid};
 use rustix::net::RecvFlags;
 
 use crate::launcher::bare;
@@ -168,7 +168,7 @@ impl Maker {
             | raw::CLONE_NEWIPC
             | raw::CLONE_NEWUTS;
         setns(&yard.template, CloneFlags::CLONE_NEWNS)?;
-        let started = with_effective_uid(owner, || process::start_init(flags, socket, self.init.as_fd()));
+        let started = with_uid(owner, || process::start_init(flags, socket, self.init.as_fd()));
         // Never go on in the template: everything else here means the launcher's own tree.
         setns(&yard.home, CloneFlags::CLONE_NEWNS).expect("the launcher may return to its own namespace");
         started
@@ -297,6 +297,7 @@ impl Shell {
         }
         // Gone already is what we want.
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, rustix::process::Signal::KILL);
+        self.leaf.kill();
     }
 }
 
@@ -312,15 +313,19 @@ pub fn failure(report: &[u8; STATUS_BYTES]) -> Option<(Step, io::Error)> {
     }
 }
 
-/// Runs `action` with another effective uid but our capabilities in force.
-fn with_effective_uid<T>(uid: u32, action: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+/// Runs `action` with another real and effective uid but our capabilities in force. The real one as well:
+/// before Linux 6.16 an exec under an effective uid that is not the real one counts as set-uid and takes the
+/// ambient capabilities that an init starts with. A signal that the uid's owner sends us meanwhile is
+/// `serve.rs`'s to refuse.
+fn with_uid<T>(uid: u32, action: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     if uid == 0 {
         return action();
     }
-    seteuid(Uid::from_raw(uid))?;
+    let (root, other) = (Uid::from_raw(0), Uid::from_raw(uid));
+    setresuid(other, other, root)?;
     let result = caps::raise(None, caps::CapSet::Effective, caps::Capability::CAP_SYS_ADMIN)
         .map_err(io::Error::other)
         .and_then(|()| action());
-    seteuid(Uid::from_raw(0)).expect("the real and saved uid are root's");
+    setresuid(root, root, root).expect("the saved uid is root's");
     result
 }

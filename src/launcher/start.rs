@@ -183,7 +183,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         posture: report.clone(),
         accounts: rules.accounts.iter().map(|account| account.name.clone()).collect(),
         warm: Vec::new(),
-        warnings: [warnings(&found), unraised, unanswered].concat(),
+        warnings: [warnings(&found), found.warnings.clone(), unraised, unanswered].concat(),
         python,
         node,
     };

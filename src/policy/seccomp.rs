@@ -22,7 +22,7 @@ pub enum Layer {
     IpcNamespace,
 }
 
-/// How the low 32 bits of an argument are compared.
+/// How an argument is compared: the low 32 bits of it, but for pointers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Test {
     /// Equal to one of these after masking.
@@ -31,6 +31,8 @@ pub enum Test {
         values: Vec<u32>,
     },
     NotEqual(u32),
+    /// A pointer that is not null, by all its bits.
+    NotNull,
 }
 
 /// A comparison of one argument.
@@ -58,6 +60,8 @@ pub struct SeccompPolicy {
     pub allow: Vec<Entry>,
     /// What only a child that still confines itself may do.
     pub setup: Vec<Entry>,
+    /// What answers success to a guest, and is not done.
+    pub ignore: Vec<Entry>,
     /// What answers ENOSYS.
     pub enosys: Vec<Entry>,
     /// What pid 1 of a sandbox may do.
@@ -73,6 +77,8 @@ pub(super) struct RawSeccomp {
     newer_numbers_max: Spanned<u32>,
     allow: Vec<RawEntry>,
     setup: Vec<RawEntry>,
+    #[serde(default)]
+    ignore: Vec<RawEntry>,
     enosys: Vec<RawEntry>,
     init: Vec<RawEntry>,
 }
@@ -97,13 +103,14 @@ struct RawCondition {
     eq: Option<u32>,
     one_of: Option<Vec<u32>>,
     ne: Option<u32>,
+    null: Option<bool>,
 }
 
 impl SeccompPolicy {
     /// The policy at a posture that lacks `layer`.
     #[must_use]
     pub fn without(mut self, layer: Layer) -> SeccompPolicy {
-        for list in [&mut self.allow, &mut self.setup, &mut self.enosys, &mut self.init] {
+        for list in [&mut self.allow, &mut self.setup, &mut self.ignore, &mut self.enosys, &mut self.init] {
             list.retain(|entry| entry.needs != Some(layer));
         }
         self
@@ -120,6 +127,8 @@ pub(super) fn check(raw: RawSeccomp) -> Result<SeccompPolicy, Fault> {
     Ok(SeccompPolicy {
         allow: check_list(raw.allow, &mut guest)?,
         setup: check_list(raw.setup, &mut guest)?,
+        // These are allowed as well, with other arguments.
+        ignore: check_list(raw.ignore, &mut Seen::default())?,
         enosys: check_list(raw.enosys, &mut guest)?,
         init: check_list(raw.init, &mut Seen::default())?,
         newer: newest + 1..newest + 1 + span,
@@ -178,12 +187,14 @@ fn check_list(list: Vec<RawEntry>, seen: &mut Seen) -> Result<Vec<Entry>, Fault>
 
 fn check_condition(raw: Spanned<RawCondition>) -> Result<Condition, Fault> {
     let span = raw.span();
-    let RawCondition { arg, mask, eq, one_of, ne } = raw.into_inner();
+    let RawCondition { arg, mask, eq, one_of, ne, null } = raw.into_inner();
     if arg > 5 {
         return Err(Fault::at(span, "`arg` is 0 to 5"));
     }
     let mask_or_all = mask.unwrap_or(u32::MAX);
     let test = match (eq, one_of, ne, mask) {
+        (None, None, None, None) if null == Some(false) => Test::NotNull,
+        _ if null.is_some() => return Err(Fault::at(span, "`null` stands alone and can be false only")),
         (Some(value), None, None, _) => Test::OneOf { mask: mask_or_all, values: vec![value] },
         (None, Some(values), None, _) if !values.is_empty() => Test::OneOf { mask: mask_or_all, values },
         (None, None, Some(value), None) => Test::NotEqual(value),

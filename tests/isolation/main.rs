@@ -8,9 +8,11 @@
 
 mod support;
 
+mod crash;
 mod daemon_seat;
 mod death;
 mod exhausted;
+mod groups;
 mod outside;
 mod planted;
 mod policy;

@@ -10,7 +10,7 @@ use caisson::launcher::plan::{Attestation, SandboxId, SpaceId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 
-use super::{Stand, proc};
+use super::{Stand, proc, scaled};
 
 /// How long a cell may run on a busy machine.
 const CELL_MAX: Duration = Duration::from_secs(60);
@@ -72,7 +72,7 @@ impl Guest {
 
     /// Runs a cell.
     pub(crate) fn cell(&mut self, code: &str) -> Cell {
-        self.frame(json!({"code": code, "timeout_ms": 60_000}))
+        self.frame(json!({"code": code, "timeout_ms": scaled(CELL_MAX).as_millis() as u64}))
     }
 
     /// Sends a frame of any kind and waits for its end.
@@ -86,13 +86,13 @@ impl Guest {
             return cell;
         }
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        let deadline = Instant::now() + CELL_MAX;
+        let deadline = Instant::now() + scaled(CELL_MAX);
         let done = loop {
             if let Some(done) = self.take_done(&nonce) {
                 break done;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "a cell took more than {} s: {frame}", CELL_MAX.as_secs());
+            assert!(!left.is_zero(), "a cell took more than {} s: {frame}", scaled(CELL_MAX).as_secs());
             if !self.take_output(left, &mut stdout, &mut stderr) {
                 cell.ended = true;
                 break Value::Null;

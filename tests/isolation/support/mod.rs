@@ -1,6 +1,8 @@
 //! Private launchers for tests, the packets they speak, guests and what the kernel says about processes.
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
 
 pub(crate) mod guest;
 pub(crate) mod proc;
@@ -12,6 +14,16 @@ pub(crate) use stand::{Stand, Trouble, plan, strict};
 
 /// The program under test.
 pub(crate) const CAISSON: &str = env!("CARGO_BIN_EXE_caisson");
+
+/// Time limits of these tests are for a busy machine; on an emulated one CAISSON_TEST_TIME_SCALE multiplies them.
+pub(crate) fn scaled(max: Duration) -> Duration {
+    static SCALE: OnceLock<u32> = OnceLock::new();
+    let scale = || match std::env::var("CAISSON_TEST_TIME_SCALE") {
+        Ok(text) => text.parse().expect("CAISSON_TEST_TIME_SCALE is a whole number"),
+        Err(_) => 1,
+    };
+    max * *SCALE.get_or_init(scale)
+}
 
 /// Why these tests cannot run here; printed, and the test passes.
 pub(crate) fn skip(reason: &str) {

@@ -81,6 +81,7 @@ pub(crate) fn kill(pid: i32) {
 
 /// Waits for something to become true.
 pub(crate) fn until(what: &str, max: Duration, mut holds: impl FnMut() -> bool) {
+    let max = super::scaled(max);
     let deadline = Instant::now() + max;
     while !holds() {
         assert!(Instant::now() < deadline, "not within {} s: {what}", max.as_secs());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::stand::{Lack, text};
-use super::{CAISSON, missing, proc};
+use super::{CAISSON, missing, proc, scaled};
 
 /// How long it may take to serve on a busy machine: it loads the zygotes first.
 const START_MAX: Duration = Duration::from_secs(150);
@@ -72,7 +72,7 @@ impl Service {
             .spawn()
             .expect("setpriv starts");
         let mut service = Service { dir: dir.to_owned(), port, supervisor };
-        let deadline = Instant::now() + START_MAX;
+        let deadline = Instant::now() + scaled(START_MAX);
         while service.run("start", "print(1)").is_none() {
             if let Ok(Some(status)) = service.supervisor.try_wait() {
                 let log = text(service.dir.join("log"));
@@ -94,7 +94,7 @@ impl Service {
 
     /// As [`Service::run`], until it answers: after a part was killed.
     pub(crate) fn run_soon(&self, session: &str, code: &str) -> String {
-        let deadline = Instant::now() + START_MAX;
+        let deadline = Instant::now() + scaled(START_MAX);
         loop {
             if let Some(out) = self.run(session, code) {
                 return out;
@@ -106,7 +106,7 @@ impl Service {
 
     fn post(&self, body: &Value) -> Option<Value> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
+        stream.set_read_timeout(Some(scaled(Duration::from_secs(60)))).ok()?;
         let body = body.to_string();
         let head = format!(
             "POST /v2/code/execute HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nContent-Type: application/json\r\n\
@@ -173,7 +173,7 @@ impl Service {
     pub(crate) fn stop(&mut self) -> bool {
         let pid = nix::unistd::Pid::from_raw(self.supervisor());
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + scaled(Duration::from_secs(20));
         while matches!(self.supervisor.try_wait(), Ok(None)) {
             if Instant::now() >= deadline {
                 self.kill_supervisor();

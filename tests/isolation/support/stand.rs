@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use caisson::config::{Config, Flags, Surroundings};
+use caisson::launcher::cgroup::{Aside, step_aside};
 use caisson::launcher::plan::{
     Account, End, HELLO_BYTES_MAX, LaunchPlan, Origin, Profile, REPLY_BYTES, Reply, Request, SandboxId,
     SpaceId, Step,
@@ -25,7 +26,7 @@ use caisson::supervisor::stages::LauncherStart;
 use caisson::sys::packet;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{CAISSON, Guest, missing, proc};
+use super::{CAISSON, Guest, missing, proc, scaled};
 
 /// How long a launcher may load its zygotes on a busy machine.
 const HELLO_MAX: Duration = Duration::from_secs(150);
@@ -221,6 +222,9 @@ impl Stand {
         if let Some(reason) = missing() {
             return Err(NotStarted::Here(reason.to_owned()));
         }
+        // What `caisson serve` does before it starts a launcher; for as long as these tests run.
+        static ASIDE: OnceLock<Option<Aside>> = OnceLock::new();
+        ASIDE.get_or_init(step_aside);
         let mut settings = settings(&dir);
         fs::create_dir_all(&settings.state_dir).expect("a directory of our own");
         change(&mut settings);
@@ -242,7 +246,7 @@ impl Stand {
             .expect("a shell");
         let mut seat = Seat { socket: ours, seq: 0 };
         let mut buffer = vec![0; HELLO_BYTES_MAX];
-        let hello = match seat.receive_into(&mut buffer, HELLO_MAX) {
+        let hello = match seat.receive_into(&mut buffer, scaled(HELLO_MAX)) {
             Some((length, _)) if length > 0 => {
                 serde_json::from_slice(&buffer[..length]).expect("a greeting is JSON")
             }
@@ -283,7 +287,7 @@ impl Stand {
         let mut seat = self.seat();
         let seq = seat.next_seq();
         seat.send(&Request::Launch { seq, plan }.encode());
-        let deadline = Instant::now() + ANSWER_MAX;
+        let deadline = Instant::now() + scaled(ANSWER_MAX);
         loop {
             let Some((reply, descriptors)) = seat.reply(deadline.saturating_duration_since(Instant::now()))
             else {
@@ -346,7 +350,7 @@ impl Stand {
 
     /// Waits for the launcher's word on a sandbox's end.
     pub(crate) fn end_of(&self, sandbox: SandboxId, max: Duration) -> Option<End> {
-        let deadline = Instant::now() + max;
+        let deadline = Instant::now() + scaled(max);
         loop {
             if let Some(end) = self.ended().remove(&sandbox) {
                 return Some(end);
@@ -365,7 +369,7 @@ impl Stand {
         let mut seat = self.seat();
         let seq = seat.next_seq();
         seat.send(&Request::DeleteSpace { seq, space }.encode());
-        let deadline = Instant::now() + ANSWER_MAX;
+        let deadline = Instant::now() + scaled(ANSWER_MAX);
         while let Some((reply, _)) = seat.reply(deadline.saturating_duration_since(Instant::now())) {
             match reply {
                 Reply::SpaceDeleted { seq: answered, errno } if answered == seq => return errno,
@@ -389,7 +393,7 @@ impl Stand {
 
     /// Waits for a serving zygote of the profile other than `before`.
     pub(crate) fn next_zygote(self: &Arc<Self>, profile: Profile, before: i32) -> i32 {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + scaled(Duration::from_secs(60));
         while Instant::now() < deadline {
             if let Some(pid) = self.zygote(profile).filter(|pid| *pid != before) {
                 // It serves when a launch comes from it: the owner of the guest's user namespace tells.
@@ -421,7 +425,7 @@ impl Stand {
             seat.socket = other;
         }
         let mut wrapper = self.wrapper.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let deadline = Instant::now() + END_MAX;
+        let deadline = Instant::now() + scaled(END_MAX);
         while matches!(wrapper.try_wait(), Ok(None)) {
             if Instant::now() >= deadline {
                 proc::kill(self.launcher);
