@@ -11,6 +11,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Ids in one sandbox's block: init, `sandbox`, further accounts.
 pub const BLOCK_IDS: u32 = 16;
@@ -22,6 +23,8 @@ const RANGE_IDS: u32 = 1 << 24;
 const RANGES_MAX: u32 = 15;
 /// The first ids of a range belong to zygotes.
 const ZYGOTE_IDS: u32 = 1 << 16;
+/// How long a start waits for a free range.
+const RANGE_WAIT: Duration = Duration::from_secs(10);
 /// Where lock files lie.
 pub const LOCK_DIR: &str = "/run/caisson";
 
@@ -39,8 +42,23 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// Takes the first free range.
+    /// Takes the first free range. A launcher that has just been killed, or one that looks for what such a one left,
+    /// may hold the last one for a moment.
     pub fn take() -> io::Result<Leases> {
+        let deadline = Instant::now() + RANGE_WAIT;
+        loop {
+            match Leases::try_take()? {
+                Some(leases) => return Ok(leases),
+                None if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(50)),
+                None => {
+                    let problem = format!("{RANGES_MAX} daemons hold all ranges of user ids in {LOCK_DIR}");
+                    return Err(io::Error::other(problem));
+                }
+            }
+        }
+    }
+
+    fn try_take() -> io::Result<Option<Leases>> {
         fs::create_dir_all(LOCK_DIR)?;
         for range in 0..RANGES_MAX {
             let path = Path::new(LOCK_DIR).join(format!("ids-{range}.lock"));
@@ -55,7 +73,7 @@ impl Leases {
             lock.set_len(0)?;
             writeln!(lock, "{first} {end}")?;
             let blocks = first + ZYGOTE_IDS.min((end - first) / 4);
-            return Ok(Leases {
+            return Ok(Some(Leases {
                 first,
                 end,
                 next: blocks,
@@ -63,9 +81,9 @@ impl Leases {
                 live: HashSet::new(),
                 name: format!("caisson-{range}"),
                 lock: Some(lock),
-            });
+            }));
         }
-        Err(io::Error::other(format!("{RANGES_MAX} daemons hold all ranges of user ids in {LOCK_DIR}")))
+        Ok(None)
     }
 
     /// For an ordinary account, whose sandboxes all have its own id: blocks are numbers that nobody maps.
@@ -89,16 +107,16 @@ impl Leases {
 
     /// Ranges that a daemon of this host once had and none has now, each locked while it is held here: what
     /// such a daemon left behind under its number may go.
-    pub fn abandoned(&self) -> Vec<(u32, File)> {
+    pub fn abandoned(&self) -> impl Iterator<Item = (u32, File)> {
         // An ordinary account has no range, and may not look for others'.
         let ours = self.lock.is_some();
-        let others = (0..RANGES_MAX).filter(|range| ours && self.name != format!("caisson-{range}"));
-        let locked = others.filter_map(|range| {
+        let others = (0..RANGES_MAX).filter(move |range| ours && self.name != format!("caisson-{range}"));
+        // One after the other: a daemon that starts at this moment finds the rest free.
+        others.filter_map(|range| {
             let path = Path::new(LOCK_DIR).join(format!("ids-{range}.lock"));
             let lock = OpenOptions::new().write(true).open(path).ok()?;
             lock.try_lock().ok().map(|()| (range, lock))
-        });
-        locked.collect()
+        })
     }
 
     /// A block nobody living has; its first id.

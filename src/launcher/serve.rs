@@ -97,8 +97,15 @@ pub struct Abandoned {
 }
 
 impl Abandoned {
-    pub fn new(ranges: Vec<(u32, File)>) -> Abandoned {
-        Abandoned { next_try: (!ranges.is_empty()).then(Instant::now), ranges, tries: 0 }
+    /// Removes what can be removed at once; keeps, locked, only ranges that are still busy.
+    pub fn new(ranges: impl Iterator<Item = (u32, File)>, cgroups: &Cgroups) -> Abandoned {
+        let busy = |range: &u32| !cgroups.remove_abandoned(&format!("caisson-{range}"));
+        let ranges: Vec<_> = ranges.filter(|(range, _lock)| busy(range)).collect();
+        Abandoned {
+            next_try: (!ranges.is_empty()).then(|| Instant::now() + ABANDONED_WAIT),
+            ranges,
+            tries: 0,
+        }
     }
 
     /// Tries once where it is time to.

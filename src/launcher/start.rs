@@ -88,7 +88,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         if settings.root() { Leases::take() } else { Leases::single(settings.uid, &settings.state_dir) };
     let mut leases = leases.during("take a range of user ids")?;
     let (cgroups, found) = Cgroups::open(leases.name());
-    let abandoned = Abandoned::new(leases.abandoned());
+    let abandoned = Abandoned::new(leases.abandoned(), &cgroups);
     let runtimes = Runtimes::find(settings);
     let mut missed = Missed::default();
     let yard = match &settings.no_namespaces {
