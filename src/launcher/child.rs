@@ -111,7 +111,7 @@ fn repair_thread(thread: Thread) -> raw::Answer<()> {
 }
 
 /// Moves the fixed descriptors to their numbers and closes everything else. 0 to 4 stay over an exec.
-fn arrange(descriptors: &[i32]) -> raw::Answer<()> {
+pub fn arrange(descriptors: &[i32]) -> raw::Answer<()> {
     /// Above every number that a packet's descriptors or the targets can have.
     const PARKED: i32 = 96;
     let mut parked = [-1_i32; slot::FIXED];

@@ -40,6 +40,10 @@ use crate::launcher::zygotes::{self, Ground, Nursery, Zygote};
 use crate::sys::packet;
 use crate::sys::process::{Exit, reap_one};
 
+mod forks;
+
+pub use forks::Forks;
+
 /// How long a shell may boot, and an interpreter confine itself.
 const STAGE_TIMEOUT: Duration = Duration::from_secs(20);
 /// After a launch, shells are made up again only when this long no plan came: on few cores the making shows
@@ -220,6 +224,13 @@ impl Launcher {
     /// Serves until the daemon is gone or a signal asks to end. Zygotes are up, or given up, before the
     /// greeting goes out.
     pub fn run(self) -> io::Result<()> {
+        let mut state = self.begin()?;
+        state.greet()?;
+        state.finish()
+    }
+
+    /// Starts the zygotes and waits until they serve, or are given up.
+    fn begin(self) -> io::Result<Loop> {
         let mut mask = SigSet::empty();
         mask.add(Signal::SIGCHLD);
         mask.add(Signal::SIGTERM);
@@ -257,18 +268,22 @@ impl Launcher {
             state.start_zygote(index);
         }
         state.until_zygotes_serve()?;
-        state.greet()?;
-        while !state.ended() {
-            state.turn()?;
-        }
-        let Launcher { spaces, leases, .. } = &mut state.launcher;
-        spaces.close_all(leases);
-        state.launcher.cgroups.remove_all();
-        Ok(())
+        Ok(state)
     }
 }
 
 impl Loop {
+    /// Serves until everything has ended.
+    fn finish(mut self) -> io::Result<()> {
+        while !self.ended() {
+            self.turn()?;
+        }
+        let Launcher { spaces, leases, .. } = &mut self.launcher;
+        spaces.close_all(leases);
+        self.launcher.cgroups.remove_all();
+        Ok(())
+    }
+
     fn watch(&self, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
         let data = epoll::EventData::new_u64(source.token());
         Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
