@@ -29,7 +29,7 @@ use crate::launcher::release;
 use crate::launcher::rules::Rules;
 use crate::launcher::serve::{self, Abandoned, Launcher};
 use crate::launcher::settings::Settings;
-use crate::launcher::shell::{AtStep, Left, Maker, NotStarted, Shell, StepError, Yard, failure};
+use crate::launcher::shell::{AtStep, Left, Lot, Maker, NotStarted, Shell, StepError, Yard, failure};
 use crate::launcher::spaces::{Footing, Owners, Spaces};
 use crate::launcher::template::{Bind, Contents, Generated, Template};
 use crate::launcher::wire::STATUS_BYTES;
@@ -563,7 +563,7 @@ fn probe(
     let block = own.or_else(|| leases.block()).ok_or_else(no_ids).at(Step::Lease);
     let tried = block.and_then(|block| {
         let tried = cgroups.leaf("probe", "probe", settings.cgroup).at(Step::Cgroup).and_then(|leaf| {
-            let (tried, left) = match maker.start(rules, spaces, space, 0, block, leaf) {
+            let (tried, left) = match maker.start(rules, spaces, space, 0, Lot { block, leaf, husk: None }) {
                 Ok(mut shell) => (try_out(&mut shell, rules, spaces), Left::Dying(Box::new(shell))),
                 Err(NotStarted { error, left }) => (Err(error), left),
             };

@@ -134,12 +134,15 @@ impl Loop {
         let pipe = || pipe_with(PipeFlags::CLOEXEC);
         let ((requests_read, requests), (events, events_write)) = (pipe()?, pipe()?);
         let ((stdout, stdout_write), (_stderr, stderr_write)) = (pipe()?, pipe()?);
+        let (release, release_write) = pipe()?;
+        rustix::io::write(&release_write, b"g")?;
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let mut descriptors = [null.as_fd(); slot::FIXED];
         descriptors[slot::STDOUT] = stdout_write.as_fd();
         descriptors[slot::STDERR] = stderr_write.as_fd();
         descriptors[slot::REQUESTS] = requests_read.as_fd();
         descriptors[slot::EVENTS] = events_write.as_fd();
+        descriptors[slot::RELEASE] = release.as_fd();
         let job = Job { magic: wire::BARE_MAGIC, ..Job::default() };
         packet::send(&zygote.socket, wire::bytes_of(&job), &descriptors)?;
         drop((requests_read, events_write, stdout_write, stderr_write));
