@@ -244,11 +244,11 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Keeps the leaf of a sandbox whose last process is gone, or returns it to be removed. Its events must not be
-    /// watched any more.
+    /// Keeps the leaf of a sandbox whose last process is gone, or returns it to be removed: one that no interpreter
+    /// has moved into, or one too many. Its events must not be watched any more.
     pub fn keep(&mut self, space: &str, leaf: Leaf) -> Option<Leaf> {
         let spare = self.spare.entry(space.to_owned()).or_default();
-        if leaf.groups.is_empty() || spare.len() >= SPARE_MAX {
+        if leaf.groups.is_empty() || !leaf.join.is_empty() || spare.len() >= SPARE_MAX {
             return Some(leaf);
         }
         spare.push(leaf);
@@ -276,6 +276,24 @@ impl Cgroups {
             group.join_file()
         };
         self.trees.iter().map(make).collect()
+    }
+
+    /// Removes the leaves that are kept for spaces which `busy` does not name.
+    pub fn let_go(&mut self, busy: impl Fn(&str) -> bool) {
+        self.spare.retain(|space, leaves| {
+            let keeps = busy(space);
+            if !keeps {
+                // They are empty; should one not be, the end of its space or the sweep takes it.
+                for leaf in leaves.drain(..) {
+                    leaf.remove();
+                }
+            }
+            keeps
+        });
+    }
+
+    pub fn keeps_any(&self) -> bool {
+        self.spare.values().any(|leaves| !leaves.is_empty())
     }
 
     /// Removes the leaves that were kept for a space, and its parent.

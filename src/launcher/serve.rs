@@ -9,7 +9,7 @@
 //!    └──────────────┴────────────────┴──────────────┴── kill ──▶ Dying ──init reaped──▶ (gone)
 //! ```
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::mem;
@@ -329,7 +329,7 @@ impl Loop {
         let zygotes = self.launcher.nurseries.iter().filter_map(Nursery::next_timer);
         let refill = self.refill_due.then(|| self.last_plan + REFILL_QUIET);
         let ready = self.entries.values().any(|entry| matches!(entry.stage, Stage::Ready));
-        let lingers = ready || !self.husks.is_empty();
+        let lingers = ready || !self.husks.is_empty() || self.launcher.cgroups.keeps_any();
         let linger = lingers.then(|| self.traffic.values().map(|last| *last + READY_LINGER).min()).flatten();
         let spaces = self.launcher.spaces.idle_at().into_iter().chain(self.launcher.spaces.tally_at()).min();
         let removing = self.removing.front().map(|(_, at)| *at);
@@ -752,6 +752,10 @@ impl Loop {
             self.kill(id);
         }
         self.traffic.retain(|_, last| now < *last + READY_LINGER);
+        if self.launcher.cgroups.keeps_any() {
+            let busy: HashSet<String> = self.traffic.keys().map(|(space, _)| space_name(*space)).collect();
+            self.launcher.cgroups.let_go(|space| busy.contains(space));
+        }
         if !self.husks.is_empty() {
             let traffic = &self.traffic;
             let wanted = |space, owner| owners.contains(&owner) && traffic.contains_key(&(space, owner));

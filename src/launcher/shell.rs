@@ -309,9 +309,9 @@ impl Shell {
 
     /// An interpreter has moved in: what only a move needs is closed.
     pub fn furnish(&mut self) {
-        // In the order of `NAMESPACES`: user first, net third.
-        let mut namespaces = std::mem::take(&mut self.namespaces).into_iter();
-        if let (Some(user), _, Some(net)) = (namespaces.next(), namespaces.next(), namespaces.next()) {
+        let namespaces = <[OwnedFd; wire::NAMESPACES.len()]>::try_from(std::mem::take(&mut self.namespaces));
+        // All of them, or there is no user namespace to pass on.
+        if let Ok([user, _, net, ..]) = namespaces {
             self.husk = Some(Husk { block: self.block, user, net });
         }
         self.ruleset = None;
