@@ -23,8 +23,10 @@ fn main() {
         "-Clink-args=-nostdlib -static -nostartfiles -Wl,--build-id=none",
     ];
     compile("src/launcher/init.rs", "caisson-init", &init);
-    let library = ["--crate-type=cdylib", "-Clink-args=-nostdlib"];
+    let library = ["--crate-type=cdylib", "-Clink-args=-nostdlib", "--check-cfg=cfg(bare)"];
     compile("src/launcher/entry.rs", "libcaisson.so", &library);
+    // With forks that are not confined: only `bench-fork` lays it into a template.
+    compile("src/launcher/entry.rs", "libcaisson-bare.so", &[&library[..], &["--cfg=bare"]].concat());
 }
 
 fn compile(source: &str, name: &str, kind: &[&str]) {

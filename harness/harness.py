@@ -342,6 +342,19 @@ class Session:
     def evaluate(self, code, name, names):
         """Runs the statements, then evaluates a last expression; None if there is none."""
         flags = self.flags | TOP_LEVEL_AWAIT
+        parts, shows = one_expression(code, name, flags), True
+        if parts is None:
+            parts, shows = self.statements(code, name, flags)
+        value = None
+        if any([part.co_flags & COROUTINE for part in parts]):
+            value = self.evaluate_awaiting(parts, names)
+        else:
+            for part in parts:
+                value = _eval(part, names)
+        return value if shows else None
+
+    def statements(self, code, name, flags):
+        """The code objects of a cell, and whether the last one is an expression."""
         tree = _compile(code, name, "exec", flags | ONLY_AST, True)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], Expr) else None
         parts = []
@@ -350,13 +363,7 @@ class Session:
             self.flags |= parts[0].co_flags & FUTURES
         if last is not None:
             parts.append(_compile(Expression(last.value), name, "eval", self.flags | TOP_LEVEL_AWAIT, True))
-        value = None
-        if any([part.co_flags & COROUTINE for part in parts]):
-            value = self.evaluate_awaiting(parts, names)
-        else:
-            for part in parts:
-                value = _eval(part, names)
-        return value if last is not None else None
+        return parts, last is not None
 
     def evaluate_awaiting(self, parts, names):
         """The same inside an event loop, which stays for the session's next awaiting cell."""
@@ -403,6 +410,20 @@ class Session:
             self.flush()
         finally:
             _exit(status & 0xFF)
+
+
+def one_expression(code, name, flags):
+    """A line that is an expression, compiled without the detour over a tree; None for anything else.
+
+    Not with white space in front, which is an error in a cell and none here; nor with a backslash, since what the
+    parser warns of it would be said twice where the line turns out to be no expression.
+    """
+    if "\n" in code or "\\" in code or code[:1] in " \t\f" or "=" in code.split("(", 1)[0]:
+        return None
+    try:
+        return [_compile(code, name, "eval", flags, True)]
+    except SyntaxError:
+        return None
 
 
 def is_closed(stream):

@@ -428,6 +428,8 @@ def load_library():
     library.caisson_zygote_ready.restype = ctypes.c_int
     library.caisson_zygote_serve.argtypes = [ctypes.c_int]
     library.caisson_zygote_serve.restype = ctypes.c_long
+    library.caisson_zygote_await_release.argtypes = []
+    library.caisson_zygote_await_release.restype = None
     return library
 
 
@@ -490,12 +492,16 @@ def main():
         stop(EXIT_PREPARE, "failed to prepare: %s" % os.strerror(-failed))
     if library.caisson_zygote_ready(SOCKET, report) < 0:
         stop(EXIT_PREPARE, "failed to tell the launcher")
+    await_release = library.caisson_zygote_await_release
     # The locks that this takes are let go by AfterFork_Child alone: the zygote runs no Python from here on.
     before()
     if library.caisson_zygote_serve(SOCKET) < 0:
         os._exit(0)
+    # The launcher looks at this process from outside meanwhile. Until it has, nothing of a guest's is read: no
+    # request, and no file of its space (`serve` looks for packages there).
     after()
     become(reseeds, names, getuid, hooks)
+    await_release()
     harness.serve()
 
 

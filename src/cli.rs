@@ -65,6 +65,9 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Show every setting, its value and where it came from.
     Config(ConfigArgs),
+    /// Measure forks: confined ones against bare ones of the same zygote. For `make bench`.
+    #[command(hide = true)]
+    BenchFork(BenchForkArgs),
     /// The privileged side. Started by `serve` with a socket inherited; of no use by hand.
     #[command(hide = true)]
     Launcher(InternalArgs),
@@ -159,6 +162,15 @@ pub struct ConfigArgs {
     pub json: bool,
 }
 
+#[derive(Args, Clone, Debug)]
+pub struct BenchForkArgs {
+    #[command(flatten)]
+    pub settings: SettingsArgs,
+    /// Forks of each kind.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub rounds: u32,
+}
+
 /// Everything the internal stages need comes over inherited descriptors.
 #[derive(Args, Clone, Debug, Default)]
 pub struct InternalArgs {
@@ -235,6 +247,6 @@ mod tests {
     #[test]
     fn help_does_not_show_the_internal_stages() {
         let help = Cli::command().render_help().to_string();
-        assert!(!help.contains("launcher") && !help.contains("daemon"));
+        assert!(!help.contains("launcher") && !help.contains("daemon") && !help.contains("bench"));
     }
 }

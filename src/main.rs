@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use caisson::cli::{Cli, Command, ConfigArgs, DoctorArgs, InternalArgs, Lang, RunArgs, ServeArgs, exit};
+use caisson::cli::{
+    BenchForkArgs, Cli, Command, ConfigArgs, DoctorArgs, InternalArgs, Lang, RunArgs, ServeArgs, exit,
+};
 use caisson::config::{Config, FileText, Flags, Layers, Surroundings};
 use caisson::daemon::{self, DaemonStart};
 use caisson::engine::Language;
@@ -25,6 +27,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run_one(&args),
         Command::Doctor(args) => examine(&args),
         Command::Config(args) => show_config(&args),
+        Command::BenchFork(args) => bench_fork(&args),
         Command::Launcher(args) => launcher(&args),
         Command::Daemon(args) => daemon_stage(&args),
     };
@@ -185,6 +188,15 @@ fn print(text: &str) {
     print!("{text}");
 }
 
+fn bench_fork(args: &BenchForkArgs) -> Result<u8, Failed> {
+    let (config, _) = load(&args.settings.flags(), args.settings.config.as_deref())?;
+    telemetry::init("error", config.log_format)?;
+    stages::make_folders(&config.data_dir, None)?;
+    let mut settings = supervisor::resolve::settings(&config, &search_path());
+    settings.measure_forks = Some(args.rounds);
+    Ok(run::forks(&settings)?)
+}
+
 /// The privileged stage: started by [`serve`], [`run_one`] and [`examine`].
 fn launcher(_: &InternalArgs) -> Result<u8, Failed> {
     let inherited = sys::stage::inherited(2)?;
@@ -192,12 +204,16 @@ fn launcher(_: &InternalArgs) -> Result<u8, Failed> {
     let told: LauncherStart = serde_json::from_slice(&stages::read_memory(memory)?)?;
     telemetry::init(&told.log, config::LogFormat::Text)?;
     let started = start::start(&told.settings, daemon)?;
-    match started.launcher {
-        Some(launcher) => {
+    match (started.launcher, told.settings.measure_forks) {
+        (Some(launcher), None) => {
             launcher.run()?;
             Ok(exit::OK)
         }
-        None => {
+        (Some(launcher), Some(rounds)) => {
+            print(&format!("{}\n", serde_json::to_string(&launcher.measure_forks(rounds)?)?));
+            Ok(exit::OK)
+        }
+        (None, _) => {
             print_error(&doctor::table(&started.report, None));
             Ok(supervisor::EXIT_ISOLATION)
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 
 use crate::config::Config;
@@ -107,6 +108,19 @@ pub fn one(
     })?;
     show(&execution)?;
     Ok(exit_status(&execution))
+}
+
+/// Has a launcher of its own measure forks, which prints what it found. Returns its exit status.
+pub fn forks(settings: &Settings) -> anyhow::Result<u8> {
+    let (ours, theirs) = packet::pair()?;
+    let pid = launcher_stage(settings, "error", theirs.as_fd())?;
+    drop(theirs);
+    let ended = nix::sys::wait::waitpid(pid, None)?;
+    drop(ours);
+    match ended {
+        WaitStatus::Exited(_, status) => Ok(status as u8),
+        other => anyhow::bail!("the launcher did not end by itself: {other:?}"),
+    }
 }
 
 async fn hello(client: &Client, socket: Option<OwnedFd>) -> anyhow::Result<Arc<Hello>> {

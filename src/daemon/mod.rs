@@ -48,9 +48,15 @@ pub fn run(start: DaemonStart, control: OwnedFd, listeners: Vec<TcpListener>) ->
     std::fs::create_dir_all(&start.dir)?;
     // Before the runtime: what is applied to one thread is inherited by those it starts.
     confine::confine(&start.dir)?;
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(worker_count()).enable_all().build()?;
-    runtime.block_on(live(start, control, listeners))
+    runtime(worker_count())?.block_on(live(start, control, listeners))
+}
+
+/// One worker needs none of what several need to share their tasks.
+fn runtime(workers: usize) -> io::Result<tokio::runtime::Runtime> {
+    match workers {
+        1 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
+        _ => tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build(),
+    }
 }
 
 /// Half of the processors: the other half is the guests'. A request's tasks wake each other, and waking another

@@ -4,6 +4,7 @@
 //! is in `docs/decisions/`. Everything here runs in the launcher, as root or in a delegated subtree.
 #![forbid(unsafe_code)]
 
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -45,10 +46,19 @@ struct Group {
     dir: PathBuf,
 }
 
+/// Leaves that are kept for a space's next sandboxes.
+const SPARE_MAX: usize = 4;
+/// A leaf to which more than this part of its memory is still charged is not used again: what a sandbox leaves in
+/// the page cache counts against the next one.
+const LEFT_OVER_PART: u64 = 128;
+
 /// The trees found on this host, each as our base group in it.
 #[derive(Debug)]
 pub struct Cgroups {
     trees: Vec<Group>,
+    /// Leaves of sandboxes that have ended, by space. Nobody but us writes to a group, so their limits hold;
+    /// making and removing them costs as much as a fork.
+    spare: HashMap<String, Vec<Leaf>>,
 }
 
 /// One sandbox's group in every tree.
@@ -124,7 +134,7 @@ impl Controllers {
 impl Cgroups {
     /// No tree at all: nothing is bounded by groups, and the posture says so.
     pub fn none() -> Cgroups {
-        Cgroups { trees: Vec::new() }
+        Cgroups { trees: Vec::new(), spare: HashMap::new() }
     }
 
     /// Finds the trees by doing: makes our base group in each and removes what a crash left there. `name` is
@@ -234,6 +244,30 @@ impl Cgroups {
         Ok(())
     }
 
+    /// Keeps the leaf of a sandbox whose last process is gone, or returns it to be removed: one that no interpreter
+    /// has moved into, or one too many. Its events must not be watched any more.
+    pub fn keep(&mut self, space: &str, leaf: Leaf) -> Option<Leaf> {
+        let spare = self.spare.entry(space.to_owned()).or_default();
+        if leaf.groups.is_empty() || !leaf.join.is_empty() || spare.len() >= SPARE_MAX {
+            return Some(leaf);
+        }
+        spare.push(leaf);
+        None
+    }
+
+    /// A leaf that an earlier sandbox of this space has left as clean as a new one.
+    pub fn reuse(&mut self, space: &str, limits: CgroupLimits) -> Option<Leaf> {
+        let spare = self.spare.get_mut(space)?;
+        while let Some(mut leaf) = spare.pop() {
+            if leaf.is_clean(limits) && leaf.reopen().is_ok() {
+                return Some(leaf);
+            }
+            // It is empty; should it not be, the sweep takes it.
+            leaf.remove();
+        }
+        None
+    }
+
     /// A group beside the spaces, for processes of our own such as zygotes; without limits.
     pub fn side(&self, name: &str) -> io::Result<Vec<OwnedFd>> {
         let make = |tree: &Group| {
@@ -242,6 +276,33 @@ impl Cgroups {
             group.join_file()
         };
         self.trees.iter().map(make).collect()
+    }
+
+    /// Removes the leaves that are kept for spaces which `busy` does not name.
+    pub fn let_go(&mut self, busy: impl Fn(&str) -> bool) {
+        self.spare.retain(|space, leaves| {
+            let keeps = busy(space);
+            if !keeps {
+                // They are empty; should one not be, the end of its space or the sweep takes it.
+                for leaf in leaves.drain(..) {
+                    leaf.remove();
+                }
+            }
+            keeps
+        });
+    }
+
+    pub fn keeps_any(&self) -> bool {
+        self.spare.values().any(|leaves| !leaves.is_empty())
+    }
+
+    /// Removes the leaves that were kept for a space, and its parent.
+    pub fn close_space(&mut self, space: &str) {
+        for leaf in self.spare.remove(space).unwrap_or_default() {
+            // It is empty; should it not be, the parent stays as well and the sweep takes both.
+            leaf.remove();
+        }
+        self.remove_space(space);
     }
 
     /// Removes an empty parent of a space; a busy one stays.
@@ -397,6 +458,32 @@ impl Leaf {
             // Elsewhere the pid namespace ends with its init; a child on its way finds nowhere to go.
             let _ = write_existing(&group.dir.join("cgroup.kill"), "1");
         }
+    }
+
+    /// Whether no process is in it, nearly nothing is charged to it and the kernel never killed in it.
+    fn is_clean(&self, limits: CgroupLimits) -> bool {
+        let number = |dir: &Path, file: &str| {
+            fs::read_to_string(dir.join(file)).ok().and_then(|text| text.trim().parse::<u64>().ok())
+        };
+        let left_over_max = limits.memory_bytes / LEFT_OVER_PART;
+        let clean = self.groups.iter().all(|Group { version, controllers, dir }| {
+            let charged = match version {
+                Version::V1 => "memory.usage_in_bytes",
+                Version::V2 => "memory.current",
+            };
+            let little = || number(dir, charged).is_some_and(|bytes| bytes <= left_over_max);
+            (!controllers.memory || little()) && (!controllers.pids || number(dir, "pids.current") == Some(0))
+        });
+        clean && !self.out_of_memory()
+    }
+
+    /// Opens what a launch has closed.
+    fn reopen(&mut self) -> io::Result<()> {
+        self.join.clear();
+        for group in &self.groups {
+            self.join.push(group.join_file()?);
+        }
+        Ok(())
     }
 
     /// Whether the kernel has killed in this group for want of memory.

@@ -52,6 +52,13 @@ pub fn move_in(job: &Job, descriptors: &[i32], thread: Thread) -> Done {
 /// In the process that will be the guest: everything that makes it one, then waits to be released. The
 /// programs are seccomp filters, installed in order; `home` is where it starts.
 pub fn confine(job: &Job, descriptors: &[i32], thread: Thread, programs: &[&[u64]], home: &CStr) -> Done {
+    claim(job, descriptors, thread, programs, home)?;
+    at(step::STOP, wait_for_release())
+}
+
+/// The same but for the wait: says that it is confined. For a fork, which has its program already, gets itself
+/// ready while the launcher looks, and waits before it reads its first request.
+pub fn claim(job: &Job, descriptors: &[i32], thread: Thread, programs: &[&[u64]], home: &CStr) -> Done {
     // Cached thread id (written by the clone), robust list, rseq: stale after the hand-over.
     at(step::THREAD, repair_thread(thread))?;
     at(step::DESCRIPTORS, arrange(descriptors))?;
@@ -90,7 +97,7 @@ pub fn confine(job: &Job, descriptors: &[i32], thread: Thread, programs: &[&[u64
         at(step::SECCOMP, raw::seccomp_install(program))?;
     }
     // The launcher now reads from outside what these lines claim.
-    at(step::STOP, wait_for_release())
+    at(step::STOP, raw::write(slot::STATUS as i32, &status(0, 0)).map(|_| ()))
 }
 
 /// Reports a failed step on the status pipe and ends.
@@ -111,7 +118,7 @@ fn repair_thread(thread: Thread) -> raw::Answer<()> {
 }
 
 /// Moves the fixed descriptors to their numbers and closes everything else. 0 to 4 stay over an exec.
-fn arrange(descriptors: &[i32]) -> raw::Answer<()> {
+pub fn arrange(descriptors: &[i32]) -> raw::Answer<()> {
     /// Above every number that a packet's descriptors or the targets can have.
     const PARKED: i32 = 96;
     let mut parked = [-1_i32; slot::FIXED];
@@ -144,9 +151,9 @@ pub fn prove_no_root() -> raw::Answer<()> {
     if raw::setresuid(0).is_ok() { Err(raw::EPERM) } else { Ok(()) }
 }
 
-fn wait_for_release() -> raw::Answer<()> {
+/// Nothing of a guest's comes before this returns.
+pub fn wait_for_release() -> raw::Answer<()> {
     let release = slot::RELEASE as i32;
-    raw::write(slot::STATUS as i32, &status(0, 0))?;
     let mut byte = [0_u8; 1];
     let length = loop {
         match raw::read(release, &mut byte) {

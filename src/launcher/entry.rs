@@ -91,8 +91,8 @@ pub unsafe extern "C" fn caisson_zygote_ready(socket: c_int, _report: *const c_c
     }
 }
 
-/// Forks a guest for each job on `socket`. Returns 0 in a confined, released guest; -1 in the zygote when the
-/// launcher is gone.
+/// Forks a guest for each job on `socket`. Returns 0 in a confined guest; -1 in the zygote when the launcher is
+/// gone.
 ///
 /// # Safety
 /// Called by the zygote's only thread, after `caisson_zygote_prepare`.
@@ -106,6 +106,19 @@ pub unsafe extern "C" fn caisson_zygote_serve(socket: c_int) -> c_long {
         let Ok((length, count)) = received else { return -1 };
         if length == 0 {
             return -1;
+        }
+        #[cfg(bare)]
+        if length == JOB_BYTES && job.magic == wire::BARE_MAGIC && count == slot::FIXED {
+            match raw::fork(raw::CLONE_PARENT | raw::SIGCHLD) {
+                Ok(0) => {
+                    if child::arrange(descriptors).is_err() {
+                        raw::exit(1);
+                    }
+                    return 0;
+                }
+                // Seen by who measures as the end of the pipes.
+                Ok(_) | Err(_) => {}
+            }
         }
         let complete = length == JOB_BYTES && job.magic == JOB_MAGIC && count == expected(job);
         if complete {
@@ -123,6 +136,17 @@ pub unsafe extern "C" fn caisson_zygote_serve(socket: c_int) -> c_long {
             // Nothing to do about a close that fails: the number is free either way.
             let _ = raw::close(*fd);
         }
+    }
+}
+
+/// Returns once the launcher has seen from outside that this guest is confined; ends it if it is not.
+///
+/// # Safety
+/// Called once, by a guest that `caisson_zygote_serve` made.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn caisson_zygote_await_release() {
+    if child::wait_for_release().is_err() {
+        raw::exit(1)
     }
 }
 
@@ -149,7 +173,7 @@ fn become_guest(state: &State) {
         start = *end;
     }
     let programs = &programs[..state.filter_count];
-    if let Err(failed) = child::confine(&state.job, &state.descriptors, state.thread, programs, c"/home/sandbox") {
+    if let Err(failed) = child::claim(&state.job, &state.descriptors, state.thread, programs, c"/home/sandbox") {
         // The status pipe has its fixed number from the step `Descriptors` on, its old one before.
         let Failed(step, _) = failed;
         let early = step == step::THREAD || step == step::DESCRIPTORS;

@@ -13,6 +13,7 @@ pub mod bare;
 pub mod cgroup;
 pub mod child;
 pub mod guest;
+pub mod husk;
 pub mod leases;
 pub mod measured;
 pub mod release;

@@ -9,7 +9,7 @@
 //!    └──────────────┴────────────────┴──────────────┴── kill ──▶ Dying ──init reaped──▶ (gone)
 //! ```
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::mem;
@@ -25,20 +25,25 @@ use rustix::net::RecvFlags;
 use crate::launcher::bare;
 use crate::launcher::cgroup::{CgroupLimits, Cgroups, Leaf};
 use crate::launcher::guest::{self, Ends, InterpreterStart, Place, Program};
+use crate::launcher::husk::Husks;
 use crate::launcher::leases::Leases;
 use crate::launcher::plan::{
     End, LaunchPlan, Origin, Profile, REQUEST_BYTES, Reply, Request, SandboxId, SpaceId, Step,
 };
-use crate::launcher::posture::Hello;
+use crate::launcher::posture::{Hello, Shape};
 use crate::launcher::release;
 use crate::launcher::rules::Rules;
-use crate::launcher::shell::{AtStep, Left, Maker, NotStarted, Shell, StepError, failure};
+use crate::launcher::shell::{AtStep, Left, Lot, Maker, NotStarted, Shell, StepError, failure};
 use crate::launcher::spaces::Spaces;
 use crate::launcher::throttle::Throttle;
 use crate::launcher::wire::STATUS_BYTES;
 use crate::launcher::zygotes::{self, Ground, Nursery, Zygote};
 use crate::sys::packet;
 use crate::sys::process::{Exit, reap_one};
+
+mod forks;
+
+pub use forks::Forks;
 
 /// How long a shell may boot, and an interpreter confine itself.
 const STAGE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -171,6 +176,7 @@ struct Loop {
     last_plan: Instant,
     refill_due: bool,
     removing: VecDeque<(Leaf, Instant)>,
+    husks: Husks,
     deleting: Vec<(u64, SpaceId)>,
     /// For what the daemon can make us log.
     throttle: Throttle,
@@ -220,6 +226,13 @@ impl Launcher {
     /// Serves until the daemon is gone or a signal asks to end. Zygotes are up, or given up, before the
     /// greeting goes out.
     pub fn run(self) -> io::Result<()> {
+        let mut state = self.begin()?;
+        state.greet()?;
+        state.finish()
+    }
+
+    /// Starts the zygotes and waits until they serve, or are given up.
+    fn begin(self) -> io::Result<Loop> {
         let mut mask = SigSet::empty();
         mask.add(Signal::SIGCHLD);
         mask.add(Signal::SIGTERM);
@@ -246,6 +259,7 @@ impl Launcher {
             last_plan: Instant::now(),
             refill_due: false,
             removing: VecDeque::new(),
+            husks: Husks::default(),
             deleting: Vec::new(),
             throttle: Throttle::new(Instant::now()),
             in_want: VecDeque::new(),
@@ -257,18 +271,22 @@ impl Launcher {
             state.start_zygote(index);
         }
         state.until_zygotes_serve()?;
-        state.greet()?;
-        while !state.ended() {
-            state.turn()?;
-        }
-        let Launcher { spaces, leases, .. } = &mut state.launcher;
-        spaces.close_all(leases);
-        state.launcher.cgroups.remove_all();
-        Ok(())
+        Ok(state)
     }
 }
 
 impl Loop {
+    /// Serves until everything has ended.
+    fn finish(mut self) -> io::Result<()> {
+        while !self.ended() {
+            self.turn()?;
+        }
+        let Launcher { spaces, leases, .. } = &mut self.launcher;
+        spaces.close_all(leases);
+        self.launcher.cgroups.remove_all();
+        Ok(())
+    }
+
     fn watch(&self, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
         let data = epoll::EventData::new_u64(source.token());
         Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
@@ -311,7 +329,8 @@ impl Loop {
         let zygotes = self.launcher.nurseries.iter().filter_map(Nursery::next_timer);
         let refill = self.refill_due.then(|| self.last_plan + REFILL_QUIET);
         let ready = self.entries.values().any(|entry| matches!(entry.stage, Stage::Ready));
-        let linger = ready.then(|| self.traffic.values().map(|last| *last + READY_LINGER).min()).flatten();
+        let lingers = ready || !self.husks.is_empty() || self.launcher.cgroups.keeps_any();
+        let linger = lingers.then(|| self.traffic.values().map(|last| *last + READY_LINGER).min()).flatten();
         let spaces = self.launcher.spaces.idle_at().into_iter().chain(self.launcher.spaces.tally_at()).min();
         let removing = self.removing.front().map(|(_, at)| *at);
         let removing = removing.into_iter().chain(self.throttle.due()).min();
@@ -337,7 +356,7 @@ impl Loop {
         }
         let Launcher { spaces, leases, .. } = &mut self.launcher;
         for space in spaces.close_idle(now, leases) {
-            self.launcher.cgroups.remove_space(&space_name(space));
+            self.launcher.cgroups.close_space(&space_name(space));
         }
         if self.ending.is_some() {
             return;
@@ -541,7 +560,10 @@ impl Loop {
                 Ok(()) => 0,
                 Err(error) => error.raw_os_error().unwrap_or(5),
             };
-            self.launcher.cgroups.remove_space(&space_name(space));
+            self.launcher.cgroups.close_space(&space_name(space));
+            for block in self.husks.retain(|of, _| of != space) {
+                self.free_block(block);
+            }
             self.reply(&Reply::SpaceDeleted { seq, errno }, &[]);
         }
     }
@@ -579,10 +601,11 @@ impl Loop {
     fn try_boot(&mut self, id: u64, (space, owner): Key) -> Result<Shell, StepError> {
         let Launcher { spaces, leases, .. } = &mut self.launcher;
         let own = spaces.enter(space, leases).at(Step::SpaceOpen)?;
-        let made = self.prepare(id, space, own);
-        let (block, leaf) = made.inspect_err(|_| self.launcher.spaces.leave(space))?;
+        let made = self.prepare(id, (space, owner), own);
+        let lot = made.inspect_err(|_| self.launcher.spaces.leave(space))?;
+        let block = lot.block;
         let Launcher { maker, rules, spaces, .. } = &self.launcher;
-        let NotStarted { error, left } = match maker.start(rules, spaces, space, owner, block, leaf) {
+        let NotStarted { error, left } = match maker.start(rules, spaces, space, owner, lot) {
             Ok(shell) => return Ok(shell),
             Err(not_started) => not_started,
         };
@@ -598,14 +621,20 @@ impl Loop {
         Err(error)
     }
 
-    /// Ids, the space's `own` where it has them, and a group for a sandbox.
-    fn prepare(&mut self, id: u64, space: SpaceId, own: Option<u32>) -> Result<(u32, Leaf), StepError> {
+    /// Ids, the space's `own` where it has them, a group and what an earlier sandbox left.
+    fn prepare(&mut self, id: u64, (space, owner): Key, own: Option<u32>) -> Result<Lot, StepError> {
         let no_ids = || io::Error::from(rustix::io::Errno::AGAIN);
+        let husk = self.husks.take(space, owner);
         let Launcher { leases, cgroups, cgroup_limits, .. } = &mut self.launcher;
-        let block = own.or_else(|| leases.block()).ok_or_else(no_ids).at(Step::Lease)?;
-        let leaf = cgroups.leaf(&space_name(space), &sandbox_name(id), *cgroup_limits).at(Step::Cgroup);
+        let of_husk = husk.as_ref().map(|husk| husk.block);
+        let block = own.or(of_husk).or_else(|| leases.block()).ok_or_else(no_ids).at(Step::Lease)?;
+        let (of_space, name) = (space_name(space), sandbox_name(id));
+        let leaf = match cgroups.reuse(&of_space, *cgroup_limits) {
+            Some(leaf) => Ok(leaf),
+            None => cgroups.leaf(&of_space, &name, *cgroup_limits).at(Step::Cgroup),
+        };
         let leaf = leaf.inspect_err(|_| self.free_block(block))?;
-        Ok((block, leaf))
+        Ok(Lot { block, leaf, husk })
     }
 
     /// Gives back what a sandbox held that has no process any more.
@@ -723,6 +752,17 @@ impl Loop {
             self.kill(id);
         }
         self.traffic.retain(|_, last| now < *last + READY_LINGER);
+        if self.launcher.cgroups.keeps_any() {
+            let busy: HashSet<String> = self.traffic.keys().map(|(space, _)| space_name(*space)).collect();
+            self.launcher.cgroups.let_go(|space| busy.contains(space));
+        }
+        if !self.husks.is_empty() {
+            let traffic = &self.traffic;
+            let wanted = |space, owner| owners.contains(&owner) && traffic.contains_key(&(space, owner));
+            for block in self.husks.retain(wanted) {
+                self.free_block(block);
+            }
+        }
     }
 
     // ---- launches ---------------------------------------------------------------------------------------
@@ -1000,7 +1040,7 @@ impl Loop {
         if entry.shell.bare {
             self.sweep_bare(&entry.shell);
         }
-        self.clear_away(entry.shell.space, entry.shell.block, entry.shell.leaf);
+        self.put_away(entry.shell, entry.maker.is_some());
         self.finish_deletions();
     }
 
@@ -1015,6 +1055,32 @@ impl Loop {
                 }
             }
         }
+    }
+
+    /// Keeps for the next sandbox of its space what of an ended one is as good as new; the rest goes.
+    fn put_away(&mut self, shell: Shell, was_fork: bool) {
+        let Shell { space, owner, block, husk, leaf, .. } = shell;
+        if let Some(oom) = &leaf.oom {
+            // It is watched only where the shell came up.
+            let _ = epoll::delete(&self.epoll, oom);
+        }
+        let wanted = self.ending.is_none() && !self.deleting.iter().any(|(_, deleted)| *deleted == space);
+        let leaf = if wanted { self.launcher.cgroups.keep(&space_name(space), leaf) } else { Some(leaf) };
+        if let Some(leaf) = leaf.filter(|leaf| !leaf.remove()) {
+            self.removing.push_back((leaf, Instant::now() + REMOVE_WAIT));
+        }
+        // Where ids are a space's or an account's own, no block goes with the namespaces.
+        let rules = &self.launcher.rules;
+        let own_block = rules.shape == Shape::UserNamespace && rules.own_ids && !rules.ids_on_disk();
+        let whole = wanted && was_fork && own_block && self.live_owners().contains(&owner);
+        let kept = match husk {
+            Some(husk) if whole => self.husks.keep(space, owner, husk).is_none(),
+            _ => false,
+        };
+        if !kept {
+            self.free_block(block);
+        }
+        self.launcher.spaces.leave(space);
     }
 
     fn begin_end(&mut self, why: &str) {

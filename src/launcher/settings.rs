@@ -45,6 +45,9 @@ pub struct Settings {
     pub tenants: usize,
     /// Why the launcher has no namespaces of its own, where it has none.
     pub no_namespaces: Option<String>,
+    /// Serves nobody and measures so many rounds of forks (`bench-fork`). The zygote's library is then the build
+    /// that also makes bare forks.
+    pub measure_forks: Option<u32>,
 }
 
 impl Settings {

@@ -17,6 +17,7 @@ use rustix::net::RecvFlags;
 
 use crate::launcher::bare;
 use crate::launcher::cgroup::Leaf;
+use crate::launcher::husk::Husk;
 use crate::launcher::plan::{End, SpaceId, Step};
 use crate::launcher::posture::Shape;
 use crate::launcher::rules::Rules;
@@ -89,6 +90,8 @@ pub struct Shell {
     pub ruleset: Option<OwnedFd>,
     /// No pid namespace holds its processes together.
     pub bare: bool,
+    /// What the next sandbox of this space may take over. The id maps are written where one was taken over.
+    pub husk: Option<Husk>,
 }
 
 /// A start that failed, and what it leaves to be cleared away by whoever reaps.
@@ -106,6 +109,16 @@ pub enum Left {
     Dying(Box<Shell>),
 }
 
+/// What a shell has of its own before it is made.
+#[derive(Debug)]
+pub struct Lot {
+    /// First id of its block.
+    pub block: u32,
+    pub leaf: Leaf,
+    /// Of that very block, where an earlier sandbox left one.
+    pub husk: Option<Husk>,
+}
+
 impl Maker {
     /// Starts a shell's init and hands it what it needs. The space must have been entered.
     pub fn start(
@@ -114,11 +127,11 @@ impl Maker {
         spaces: &Spaces,
         space: SpaceId,
         owner: u32,
-        block: u32,
-        leaf: Leaf,
+        lot: Lot,
     ) -> Result<Shell, NotStarted> {
+        let Lot { block, leaf, husk } = lot;
         let cloned = packet::pair().and_then(|(ours, theirs)| {
-            let (pid, pidfd) = self.clone_init(rules.shape, owner, theirs.as_fd())?;
+            let (pid, pidfd) = self.clone_init(rules.shape, owner, theirs.as_fd(), husk.as_ref())?;
             Ok((ours, pid, pidfd))
         });
         let (ours, pid, pidfd) = match cloned.at(Step::Clone) {
@@ -137,6 +150,7 @@ impl Maker {
             inodes: Vec::new(),
             ruleset: None,
             bare: rules.shape == Shape::Bare,
+            husk,
         };
         let equipped = match rules.shape {
             Shape::Bare => self.equip_bare(rules, spaces, &mut shell),
@@ -154,21 +168,31 @@ impl Maker {
     /// Clones into fresh namespaces, from inside the template's mount namespace and with the owner's uid as
     /// effective one: the kernel makes that uid the owner of the user namespace, so the owner's forks may
     /// enter it, and our CAP_SYS_ADMIN makes it possible where ordinary accounts may not create one.
-    fn clone_init(&self, shape: Shape, owner: u32, socket: BorrowedFd<'_>) -> io::Result<(Pid, OwnedFd)> {
+    ///
+    /// With a husk, into its two namespaces and the others fresh.
+    fn clone_init(
+        &self,
+        shape: Shape,
+        owner: u32,
+        socket: BorrowedFd<'_>,
+        husk: Option<&Husk>,
+    ) -> io::Result<(Pid, OwnedFd)> {
         let yard = match (shape, &self.yard) {
             (Shape::Bare, _) => return process::start_init(0, socket, self.init.as_fd()),
             (_, Some(yard)) => yard,
             (_, None) => return Err(io::Error::from(io::ErrorKind::Unsupported)),
         };
         let user = if shape == Shape::UserNamespace { raw::CLONE_NEWUSER } else { 0 };
-        let flags = user
-            | raw::CLONE_NEWNS
-            | raw::CLONE_NEWPID
-            | raw::CLONE_NEWNET
-            | raw::CLONE_NEWIPC
-            | raw::CLONE_NEWUTS;
+        let always = raw::CLONE_NEWNS | raw::CLONE_NEWPID | raw::CLONE_NEWIPC | raw::CLONE_NEWUTS;
+        let fresh = always | user | raw::CLONE_NEWNET;
+        let init = self.init.as_fd();
         setns(&yard.template, CloneFlags::CLONE_NEWNS)?;
-        let started = with_uid(owner, || process::start_init(flags, socket, self.init.as_fd()));
+        let started = match husk {
+            Some(husk) => {
+                process::start_init_inside(husk.user.as_fd(), husk.net.as_fd(), always, socket, init)
+            }
+            None => with_uid(owner, || process::start_init(fresh, socket, init)),
+        };
         // Never go on in the template: everything else here means the launcher's own tree.
         setns(&yard.home, CloneFlags::CLONE_NEWNS).expect("the launcher may return to its own namespace");
         started
@@ -176,7 +200,7 @@ impl Maker {
 
     fn equip(&self, rules: &Rules, spaces: &Spaces, shell: &Shell) -> Result<(), StepError> {
         let pid = shell.pid;
-        if rules.shape == Shape::UserNamespace {
+        if rules.shape == Shape::UserNamespace && shell.husk.is_none() {
             let map = rules.id_map(shell.block);
             write_map(pid, "uid_map", &map).at(Step::IdMaps)?;
             write_map(pid, "gid_map", &map).at(Step::IdMaps)?;
@@ -285,7 +309,11 @@ impl Shell {
 
     /// An interpreter has moved in: what only a move needs is closed.
     pub fn furnish(&mut self) {
-        self.namespaces.clear();
+        let namespaces = <[OwnedFd; wire::NAMESPACES.len()]>::try_from(std::mem::take(&mut self.namespaces));
+        // All of them, or there is no user namespace to pass on.
+        if let Ok([user, _, net, ..]) = namespaces {
+            self.husk = Some(Husk { block: self.block, user, net });
+        }
         self.ruleset = None;
         self.leaf.join.clear();
     }

@@ -29,7 +29,7 @@ use crate::launcher::release;
 use crate::launcher::rules::Rules;
 use crate::launcher::serve::{self, Abandoned, Launcher};
 use crate::launcher::settings::Settings;
-use crate::launcher::shell::{AtStep, Left, Maker, NotStarted, Shell, StepError, Yard, failure};
+use crate::launcher::shell::{AtStep, Left, Lot, Maker, NotStarted, Shell, StepError, Yard, failure};
 use crate::launcher::spaces::{Footing, Owners, Spaces};
 use crate::launcher::template::{Bind, Contents, Generated, Template};
 use crate::launcher::wire::STATUS_BYTES;
@@ -45,6 +45,8 @@ const ZYGOTE_PY: &str = include_str!("../../harness/zygote.py");
 const INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/caisson-init"));
 /// The zygote's library, made by `build.rs`.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libcaisson.so"));
+/// The same with bare forks, for a launcher that measures and serves nobody.
+const LIBRARY_BARE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libcaisson-bare.so"));
 /// Zygotes get pids above this: a guest is pid 2, and OpenSSL reseeds only when the pid changed in the fork.
 const ZYGOTE_PID_LEAST: &str = "1000";
 /// How long the throw-away shell of the measurement may take.
@@ -460,11 +462,12 @@ fn contents(settings: &Settings, rules: &Rules, runtimes: &Runtimes) -> Contents
         binds.push(bind(caches, Path::new("/opt/caisson/caches")));
     }
     let file = |target, content: Vec<u8>| Generated { target, content };
+    let library = if settings.measure_forks.is_some() { LIBRARY_BARE } else { LIBRARY };
     let mut files = vec![
         file("/opt/caisson/harness.py", HARNESS_PY.into()),
         file("/opt/caisson/harness.js", HARNESS_JS.into()),
         file("/opt/caisson/zygote.py", ZYGOTE_PY.into()),
-        file("/opt/caisson/libcaisson.so", LIBRARY.into()),
+        file("/opt/caisson/libcaisson.so", library.into()),
         file("/opt/caisson/second.bpf", filter_bytes(&rules.second)),
     ];
     files.extend(rules.etc.iter().map(|(target, text)| file(target, text.clone().into_bytes())));
@@ -560,7 +563,7 @@ fn probe(
     let block = own.or_else(|| leases.block()).ok_or_else(no_ids).at(Step::Lease);
     let tried = block.and_then(|block| {
         let tried = cgroups.leaf("probe", "probe", settings.cgroup).at(Step::Cgroup).and_then(|leaf| {
-            let (tried, left) = match maker.start(rules, spaces, space, 0, block, leaf) {
+            let (tried, left) = match maker.start(rules, spaces, space, 0, Lot { block, leaf, husk: None }) {
                 Ok(mut shell) => (try_out(&mut shell, rules, spaces), Left::Dying(Box::new(shell))),
                 Err(NotStarted { error, left }) => (Err(error), left),
             };
@@ -646,4 +649,20 @@ fn warnings(found: &Found) -> Vec<String> {
         warnings.push(format!("cgroups are incomplete: {failed}"));
     }
     warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launcher::wire;
+
+    #[test]
+    fn the_library_that_guests_come_from_knows_no_bare_fork() {
+        let knows = |library: &[u8], number: u32| {
+            let number = number.to_le_bytes();
+            library.windows(number.len()).any(|bytes| *bytes == number)
+        };
+        assert!(knows(LIBRARY, wire::JOB_MAGIC) && !knows(LIBRARY, wire::BARE_MAGIC));
+        assert!(knows(LIBRARY_BARE, wire::JOB_MAGIC) && knows(LIBRARY_BARE, wire::BARE_MAGIC));
+    }
 }

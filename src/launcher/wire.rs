@@ -130,6 +130,9 @@ pub struct Launch {
 pub const LAUNCH_BYTES: usize = core::mem::size_of::<Launch>();
 
 pub const JOB_MAGIC: u32 = 0xCA15_0001;
+/// A fork and nothing else, for a measurement. Only the library built with `cfg(bare)` knows it, and no daemon can
+/// ask a launcher for it.
+pub const BARE_MAGIC: u32 = 0xCA15_BA4E;
 pub const JOB_BYTES: usize = core::mem::size_of::<Job>();
 
 /// Most Landlock rules in a set-up, longest path and longest filter.

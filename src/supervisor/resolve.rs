@@ -49,6 +49,7 @@ pub fn settings(config: &Config, search: &str) -> Settings {
         zygotes_off: config.strict,
         tenants: config.api_keys.iter().map(|key| &key.tenant).collect::<HashSet<_>>().len().max(1),
         no_namespaces: None,
+        measure_forks: None,
     }
 }
 

@@ -71,7 +71,7 @@ const START_STACK_BYTES: usize = 32 * 1024;
 struct InitStart {
     socket: i32,
     program: i32,
-    /// The first process of a user namespace whose id maps are not written yet.
+    /// Its user namespace maps no id of it, or none at all yet.
     unmapped: bool,
 }
 
@@ -97,6 +97,79 @@ pub fn start_init(flags: u64, socket: BorrowedFd<'_>, program: BorrowedFd<'_>) -
     // SAFETY: the kernel has just put this descriptor into our table and nobody else knows it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     Ok((Pid::from_raw(pid), pidfd))
+}
+
+struct InsideStart<'a> {
+    user: i32,
+    net: i32,
+    flags: u64,
+    start: &'a InitStart,
+    /// Where `step_inside` leaves what came of it.
+    pid: libc::c_int,
+    pidfd: libc::c_int,
+    stack: Vec<u128>,
+}
+
+/// As [`start_init`], in a user and a network namespace that are there already. They are entered by a process
+/// between, which has left the caller's for good and ends at once; the init is the caller's child all the same.
+pub fn start_init_inside(
+    user: BorrowedFd<'_>,
+    net: BorrowedFd<'_>,
+    flags: u64,
+    socket: BorrowedFd<'_>,
+    program: BorrowedFd<'_>,
+) -> io::Result<(Pid, OwnedFd)> {
+    // Whoever comes from outside has no id there.
+    let start = InitStart { socket: socket.as_raw_fd(), program: program.as_raw_fd(), unmapped: true };
+    let mut inside = InsideStart {
+        user: user.as_raw_fd(),
+        net: net.as_raw_fd(),
+        flags,
+        start: &start,
+        pid: -1,
+        pidfd: -1,
+        stack: vec![0_u128; START_STACK_BYTES / 16],
+    };
+    let mut stack = vec![0_u128; START_STACK_BYTES / 16];
+    let top = stack.as_mut_ptr_range().end.cast::<c_void>();
+    let argument = std::ptr::from_mut(&mut inside).cast::<c_void>();
+    // One table of descriptors, so that the pidfd arrives in ours. SIGCHLD, because CLONE_PARENT hands it on.
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::SIGCHLD;
+    // SAFETY: as in `start_init`; the process ends before this returns, and nothing of it is in use after.
+    if unsafe { libc::clone(step_inside, top, flags, argument) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if inside.pid < 0 {
+        return Err(io::Error::from_raw_os_error(-inside.pid));
+    }
+    // SAFETY: the kernel has just put this descriptor into our table and nobody else knows it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(inside.pidfd) };
+    Ok((Pid::from_raw(inside.pid), pidfd))
+}
+
+/// Between: the network namespace while the rights over it are still ours, then the user namespace, then the init.
+extern "C" fn step_inside(argument: *mut c_void) -> libc::c_int {
+    // SAFETY: `start_init_inside` passes its own `InsideStart`, and sleeps meanwhile.
+    let inside = unsafe { &mut *argument.cast::<InsideStart<'_>>() };
+    let entered =
+        raw::setns(inside.net, raw::CLONE_NEWNET).and_then(|()| raw::setns(inside.user, raw::CLONE_NEWUSER));
+    if let Err(errno) = entered {
+        inside.pid = -errno;
+        raw::exit(1);
+    }
+    let top = inside.stack.as_mut_ptr_range().end.cast::<c_void>();
+    let flags = inside.flags as libc::c_int
+        | libc::CLONE_PARENT
+        | libc::CLONE_VM
+        | libc::CLONE_VFORK
+        | libc::CLONE_PIDFD
+        | libc::SIGCHLD;
+    let argument = std::ptr::from_ref(inside.start).cast_mut().cast::<c_void>();
+    // SAFETY: as in `start_init`, on the second stack.
+    let pid = unsafe { libc::clone(begin, top, flags, argument, std::ptr::from_mut(&mut inside.pidfd)) };
+    inside.pid =
+        if pid < 0 { -io::Error::last_os_error().raw_os_error().unwrap_or(raw::EINVAL) } else { pid };
+    raw::exit(0)
 }
 
 /// In the new namespaces, on borrowed memory: straight to the exec.

@@ -10,6 +10,8 @@ int caisson_zygote_prepare(long rseq_offset, unsigned rseq_size) { (void)rseq_of
 
 int caisson_zygote_ready(int sock, const char *report) { return (int)send(sock, report, strlen(report), 0); }
 
+void caisson_zygote_await_release(void) {}
+
 long caisson_zygote_serve(int sock) {
     for (;;) {
         char byte, space[CMSG_SPACE(5 * sizeof(int))];

@@ -239,6 +239,19 @@ class Python(Case):
         with self.assertRaises(Dead):
             self.h.call("import os; os.closerange(3, 200)")
 
+    def test_a_single_line_is_what_it_is_among_others(self):
+        self.ok("x = 5", result=None)
+        for line, result in (("x == 5", "True"), ("(y := x + 1)", "6"), ("f'{x=}'", "'x=5'"), ("'a\\tb'", r"'a\tb'"), ("x  # five", "5"),
+                             ("await __import__('asyncio').sleep(0, 7)", "7"), ("dict(a=1)", "{'a': 1}"), ("x;", "5"), ("# nothing", None)):
+            self.assertEqual(self.ok(line)["result"], result, line)
+        self.ok("print(1); print(2)", "1\n2\n")
+        for line in (" x", "\tx"):
+            self.fails(line, "IndentationError")
+        for line in ("x =", "print(", "1 2", "yield x"):
+            self.fails(line, "SyntaxError")
+        self.ok("import warnings; warnings.simplefilter('always')")
+        self.assertEqual(self.ok("z = '\\d'")["stderr"].count("invalid escape sequence"), 1)
+
     def test_traces_and_limits_of_a_cell(self):
         self.ok("import sys\ndef t(*a): raise RuntimeError('trace')\nsys.setrecursionlimit(40)")
         self.ok("1", result="1")

@@ -204,6 +204,8 @@ fn a_killed_init_takes_its_sandbox_and_no_other() {
     assert_eq!(other.say("print(1)"), "1");
     let leaf = Service::groups_of(other.pid());
     let gone = leaf.iter().map(|leaf| leaf.with_file_name(format!("sandbox-{:x}", one.sandbox.0)));
+    // Its space may use it again, and only that.
+    assert_eq!(stand.delete_space(space), 0);
     for group in gone {
         proc::until("its group is gone", GONE_MAX, || !group.exists());
     }

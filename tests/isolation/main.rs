@@ -18,6 +18,7 @@ mod planted;
 mod policy;
 mod postures;
 mod release;
+mod reuse;
 mod siblings;
 mod sockets;
 mod space;

@@ -36,6 +36,7 @@ fn shell(pid: i32, block: u32, inodes: Vec<u64>) -> Shell {
         inodes,
         ruleset: None,
         bare: false,
+        husk: None,
     }
 }
 

@@ -337,7 +337,9 @@ impl Stand {
 
     /// Shows that the launcher still does its work.
     pub(crate) fn still_launches(self: &Arc<Self>) {
-        assert_eq!(self.guest(strict(fresh_space())).say("print(6 * 7)"), "42");
+        let space = fresh_space();
+        assert_eq!(self.guest(strict(space)).say("print(6 * 7)"), "42");
+        assert_eq!(self.delete_space(space), 0);
     }
 
     /// Asks for the end of a sandbox.
