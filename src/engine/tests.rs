@@ -84,6 +84,16 @@ fn result(execution: &Execution) -> &str {
     data.unwrap_or_else(|| panic!("no result: {execution:?}"))
 }
 
+/// Waits until so many cells run.
+async fn running(house: &House, cells: usize) {
+    let reached = async {
+        while house.engine.stats().cells_running != cells {
+            pause(1).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), reached).await.expect("soon enough");
+}
+
 async fn pause(ms: u64) {
     tokio::time::sleep(Duration::from_millis(ms)).await;
 }
@@ -218,7 +228,7 @@ async fn deleting_a_busy_session_answers_its_callers() {
 async fn a_session_cell_goes_on_when_its_caller_hangs_up() {
     let house = house(config());
     let caller = house.spawn(Some("s"), "sleep 40\nset done");
-    pause(15).await;
+    running(&house, 1).await;
     caller.abort();
     assert_eq!(result(&house.run(Some("s"), "get").await), "done");
 }
@@ -227,11 +237,9 @@ async fn a_session_cell_goes_on_when_its_caller_hangs_up() {
 async fn a_one_off_ends_when_its_caller_hangs_up() {
     let house = house(config());
     let caller = house.spawn(None, "sleep 60000");
-    pause(15).await;
-    assert_eq!(house.engine.stats().cells_running, 1);
+    running(&house, 1).await;
     caller.abort();
-    pause(5).await;
-    assert_eq!(house.engine.stats().cells_running, 0);
+    running(&house, 0).await;
 }
 
 #[tokio::test]

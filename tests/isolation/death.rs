@@ -190,6 +190,34 @@ fn settled(pid: i32) -> Vec<Who> {
 }
 
 #[test]
+fn launchers_that_start_at_once_all_get_ids_of_their_own() {
+    if let Some(reason) = crate::support::missing() {
+        return skip(reason);
+    }
+    let starting = [(); 5].map(|()| {
+        std::thread::spawn(|| {
+            crate::support::Stand::start(|settings| {
+                settings.zygotes_off = true;
+                settings.shells_ready = 0;
+            })
+        })
+    });
+    let stands = starting.map(|thread| thread.join().expect("each of them starts"));
+    let mut live = Vec::new();
+    for stand in stands {
+        match stand {
+            Ok(stand) => live.push(stand),
+            Err(reason) => return skip(&reason),
+        }
+    }
+    let mut ranges: Vec<u32> =
+        live.iter().map(|stand| stand.guest(plan(fresh_space())).attestation.host_uid >> 24).collect();
+    ranges.sort_unstable();
+    ranges.dedup();
+    assert_eq!(ranges.len(), live.len(), "two launchers have one range");
+}
+
+#[test]
 fn a_killed_init_takes_its_sandbox_and_no_other() {
     let stand = common_stand!();
     let space = fresh_space();
