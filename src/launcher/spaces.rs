@@ -338,10 +338,11 @@ impl Spaces {
 
     /// Spaces that are there. After the sweep nothing else is in that folder.
     fn existing(&self) -> io::Result<u64> {
-        let own = self.place(OWN);
+        let own = self.folder(OWN);
         let mut count = 0;
         for entry in fs::read_dir(&self.images)? {
-            count += u64::from(entry?.path() != own);
+            // An image or a folder: what a space is made of may be another thing than at the last start.
+            count += u64::from(entry?.path().with_extension("") != own);
         }
         Ok(count)
     }
