@@ -248,7 +248,7 @@ fn a_zygote_that_never_reads_cannot_hold_up_the_launcher() {
     };
     let started = Instant::now();
     let mut answers = 0;
-    while answers < asked.len() && started.elapsed() < Duration::from_secs(100) {
+    while answers < asked.len() && started.elapsed() < Duration::from_secs(240) {
         use caisson::launcher::plan::Reply;
         let reply = stand.seat().reply(Duration::from_secs(60));
         match reply {
