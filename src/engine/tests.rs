@@ -353,10 +353,11 @@ async fn a_session_from_before_a_restart_says_so_once() {
 #[tokio::test]
 async fn the_daemon_bounds_what_runs_at_once() {
     let house = house(EngineConfig { cells_running_max: 1, cells_waiting_max: 1, ..config() });
-    let first = house.spawn(None, "sleep 60");
-    pause(10).await;
+    // Long enough for a machine that does much else.
+    let first = house.spawn(None, "sleep 1500");
+    pause(100).await;
     let second = house.spawn(None, "out");
-    pause(10).await;
+    pause(100).await;
     let third = house.engine.execute(cell(Some("never"), "out")).await;
     assert_eq!(third, Err(Refusal::TooManyWaiting { max: 1 }));
     assert!(house.engine.sessions_list(&tenant()).is_empty(), "refused further on, so never made");
