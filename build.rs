@@ -14,7 +14,10 @@ fn main() {
         println!("cargo:rerun-if-changed=src/sys/{file}");
     }
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=.git/HEAD");
+    // In a worktree .git is a file, and a path that is not there counts as changed each time.
+    if Path::new(".git/HEAD").exists() {
+        println!("cargo:rerun-if-changed=.git/HEAD");
+    }
     println!("cargo:rustc-env=CAISSON_REVISION={}", revision());
 
     let init = [
