@@ -13,7 +13,7 @@ use caisson::config::{Config, FileText, Flags, Layers, Surroundings};
 use caisson::daemon::{self, DaemonStart};
 use caisson::engine::Language;
 use caisson::launcher::cgroup;
-use caisson::launcher::posture::Shape;
+use caisson::launcher::posture::{Posture, Shape};
 use caisson::launcher::rules::Rules;
 use caisson::launcher::start;
 use caisson::supervisor::stages::{self, Account, LauncherStart};
@@ -213,6 +213,8 @@ fn launcher(_: &InternalArgs) -> Result<u8, Failed> {
             print(&format!("{}\n", serde_json::to_string(&launcher.measure_forks(rounds)?)?));
             Ok(exit::OK)
         }
+        // It has been told by its greeting, as asked.
+        (None, _) if told.settings.posture_floor == Posture::None => Ok(exit::OK),
         (None, _) => {
             print_error(&doctor::table(&started.report, None));
             Ok(supervisor::EXIT_ISOLATION)

@@ -51,7 +51,7 @@ impl Drop for Own {
 
 /// Measures the host: what the launcher reports, without serving anybody.
 pub fn measure(settings: &Settings) -> anyhow::Result<Arc<Hello>> {
-    let settings = Settings { posture_floor: Posture::Process, zygotes_off: true, ..settings.clone() };
+    let settings = Settings { posture_floor: Posture::None, zygotes_off: true, ..settings.clone() };
     let mut own = Own::start(&settings, "error")?;
     let socket = own.socket.take();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -12,6 +12,9 @@ use crate::launcher::wire::{
 };
 use crate::policy::{self, Access, Layer, PathRule, Policies};
 
+/// Sandboxes that may have one user id at once, for limits that the kernel counts by it.
+const SANDBOXES_OF_AN_ID: u64 = 64;
+
 /// File rights of Landlock, by the bit the kernel gives them.
 mod right {
     pub(super) const EXECUTE: u64 = 1;
@@ -161,13 +164,15 @@ impl Rules {
         rules.check_room().map(|()| rules)
     }
 
-    /// RLIMIT_NPROC counts by user id. Where the sandboxes of a space share theirs, a group that bounds each of them
-    /// makes it needless, and one could use up the others' share.
+    /// RLIMIT_NPROC counts by user id. Where the sandboxes of a space share theirs and a group bounds each of them, it
+    /// is only a bound on all together: one must not use up the others' share.
     /// Where sandboxes have the account's own id, its `tasks` count as well.
     pub fn bound_processes(&mut self, by_group: bool, tasks: u64) {
         let nproc = nix::sys::resource::Resource::RLIMIT_NPROC as u32;
         if by_group && self.shape != Shape::UserNamespace {
-            self.limits.retain(|limit| limit.resource != nproc);
+            for limit in self.limits.iter_mut().filter(|limit| limit.resource == nproc) {
+                limit.value = limit.value.saturating_mul(SANDBOXES_OF_AN_ID);
+            }
         }
         if self.unprivileged() {
             for limit in self.limits.iter_mut().filter(|limit| limit.resource == nproc) {

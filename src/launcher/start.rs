@@ -35,7 +35,7 @@ use crate::launcher::template::{Bind, Contents, Generated, Template};
 use crate::launcher::wire::STATUS_BYTES;
 use crate::launcher::zygotes::Nursery;
 use crate::sys::process::{Fork, fork};
-use crate::sys::raw;
+use crate::sys::{packet, raw};
 
 /// The programs that interpreters start with, as they lie in the template.
 const HARNESS_PY: &str = include_str!("../../harness/harness.py");
@@ -159,7 +159,13 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
     let measured = Measured { shape, images, missed, cgroups: &found, landlock: abi };
     let report = measured.report(settings);
     let served = made.filter(|_| report.posture != Posture::None && report.posture >= settings.posture_floor);
-    let Some((rules, _)) = served else { return Ok(Started { report, launcher: None }) };
+    let Some((rules, _)) = served else {
+        if settings.posture_floor == Posture::None {
+            // Somebody asked what there is, whatever that be.
+            tell(&daemon, &report, warnings(&found)).during("tell what was measured")?;
+        }
+        return Ok(Started { report, launcher: None });
+    };
     if report.posture == Posture::Process && settings.tenants > 1 {
         let source = io::Error::other(format!("{} tenants are configured", settings.tenants));
         return Err(StartError::Io { what: "serve: posture process is for one tenant only", source });
@@ -208,6 +214,19 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         hello,
     };
     Ok(Started { report, launcher: Some(launcher) })
+}
+
+/// A greeting of a launcher that cannot serve.
+fn tell(daemon: &OwnedFd, report: &PostureReport, warnings: Vec<String>) -> io::Result<()> {
+    let hello = Hello {
+        posture: report.clone(),
+        python: None,
+        node: None,
+        accounts: Vec::new(),
+        warm: Vec::new(),
+        warnings,
+    };
+    packet::send(daemon, &serde_json::to_vec(&hello)?, &[])
 }
 
 /// What can be tried on this host, the most first.

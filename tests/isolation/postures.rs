@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::process::Command;
 use std::time::Duration;
 
 use caisson::launcher::plan::{Account, LaunchPlan, Profile};
@@ -10,7 +11,7 @@ use caisson::launcher::posture::Posture;
 
 use crate::support::service::{Service, Who};
 use crate::support::stand::{Lack, ORDINARY, fresh_dir, fresh_space, text};
-use crate::support::{Guest, Stand, plan, proc, skip, strict};
+use crate::support::{CAISSON, Guest, Stand, missing, plan, proc, skip, strict};
 
 /// How long the kernel may take to end a tree on a busy machine.
 const GONE_MAX: Duration = Duration::from_secs(20);
@@ -369,4 +370,30 @@ fn a_launcher_below_its_floor_serves_nobody() {
         let reason = started.err().unwrap_or_else(|| panic!("{lack:?} was served at posture full"));
         assert!(reason.contains("MISSING") || reason.contains("needs"), "{reason}");
     }
+}
+
+#[test]
+fn doctor_shows_the_table_even_where_nothing_can_be_promised() {
+    if let Some(reason) = missing() {
+        return skip(reason);
+    }
+    let probe = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/probe/without.py");
+    let doctor = |lacks: &[&str]| {
+        let output = Command::new("/usr/bin/python3")
+            .arg(probe)
+            .args(lacks)
+            .args(["--", CAISSON, "doctor"])
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .output()
+            .expect("a python");
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (status, table) = doctor(&["--namespaces", "--landlock"]);
+    assert_eq!(status, Some(3), "{table}");
+    assert!(table.ends_with("posture: none\n") && table.contains("landlock        MISSING"), "{table}");
+    // Control: what this host really offers.
+    let (status, table) = doctor(&[]);
+    assert_eq!(status, Some(0), "{table}");
+    assert!(table.ends_with("posture: full\n"), "{table}");
 }
