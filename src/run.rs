@@ -89,6 +89,8 @@ pub fn one(
             output_chars_max: limits.output_chars_max,
             grace: Duration::ZERO,
             memory_mib_max: limits.memory_bytes / (1024 * 1024),
+            python_name: config.python_name(),
+            node_name: config.node_name(),
             ..EngineConfig::default()
         };
         let engine = Engine::new(engine, client, Store::in_memory()?);

@@ -147,6 +147,18 @@ pub struct Config {
 }
 
 impl Config {
+    /// Python as it is looked for on `PATH`.
+    pub fn python_name(&self) -> String {
+        self.python_version
+            .as_ref()
+            .map_or_else(|| "python3".to_owned(), |version| format!("python{version}"))
+    }
+
+    /// The same for Node.
+    pub fn node_name(&self) -> String {
+        self.node_version.as_ref().map_or_else(|| "node".to_owned(), |version| format!("node{version}"))
+    }
+
     /// Resolves settings that were already read. The same input gives the same result.
     pub fn load(
         flags: &Flags,

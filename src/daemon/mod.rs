@@ -165,13 +165,8 @@ fn engine_config(start: &DaemonStart) -> EngineConfig {
         prefill_default: config.api_keys.is_empty(),
         default_user: config.default_user.clone(),
         daemon_account: start.account.clone(),
-        python_name: name_of("python", config.python_version.as_deref(), "python3"),
-        node_name: name_of("node", config.node_version.as_deref(), "node"),
+        python_name: config.python_name(),
+        node_name: config.node_name(),
         ..EngineConfig::default()
     }
-}
-
-/// What is looked for on `PATH`.
-fn name_of(program: &str, version: Option<&str>, default: &str) -> String {
-    version.map_or_else(|| default.to_owned(), |version| format!("{program}{version}"))
 }
