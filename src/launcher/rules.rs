@@ -2,6 +2,8 @@
 //! rlimits as numbers, accounts as ids.
 #![forbid(unsafe_code)]
 
+use std::path::Path;
+
 use crate::launcher::posture::Shape;
 use crate::launcher::release;
 use crate::launcher::seccomp::{self, CompileError};
@@ -162,6 +164,16 @@ impl Rules {
             etc: etc(&policies),
         };
         rules.check_room().map(|()| rules)
+    }
+
+    /// Lets guests with a root of their own read and run what lies below `path`.
+    pub fn let_read(&mut self, path: &Path) -> Result<(), RulesError> {
+        let rights = (right::READ_FILE | right::READ_DIR | right::EXECUTE) & self.landlock_handled;
+        let path = path.to_string_lossy().into_owned();
+        if !self.landlock.iter().any(|(known, _)| *known == path) {
+            self.landlock.push((path, rights));
+        }
+        self.check_room()
     }
 
     /// RLIMIT_NPROC counts by user id. Where the sandboxes of a space share theirs and a group bounds each of them, it

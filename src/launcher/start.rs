@@ -32,7 +32,7 @@ use crate::launcher::settings::Settings;
 use crate::launcher::shell::{AtStep, Left, Lot, Maker, NotStarted, Shell, StepError, Yard, failure};
 use crate::launcher::spaces::{Footing, Owners, Spaces};
 use crate::launcher::template::{Bind, Contents, Generated, Template};
-use crate::launcher::wire::STATUS_BYTES;
+use crate::launcher::wire::{RULE_PATH_BYTES, STATUS_BYTES};
 use crate::launcher::zygotes::Nursery;
 use crate::sys::process::{Fork, fork};
 use crate::sys::{packet, raw};
@@ -120,6 +120,9 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
     for shape in shapes(settings, maker.yard.is_some()).iter().copied() {
         let mut rules = Rules::load(settings, abi, shape)?;
         rules.bound_processes(found.pids.is_some(), bare::tasks_of(settings.uid));
+        for path in runtimes.readable() {
+            rules.let_read(path)?;
+        }
         if shape == Shape::Bare {
             match prepare_bare(settings, abi, &spaces, &leases) {
                 Ok(harness) => ground.runtimes.push(harness),
@@ -390,11 +393,15 @@ struct Runtime {
     inside: String,
     /// Trees that it lives in outside `/usr`, and where they are shown.
     trees: Vec<(PathBuf, PathBuf)>,
+    /// The path above them that Landlock must let guests read, where the policy does not.
+    readable: Option<PathBuf>,
 }
 
-/// Where interpreters outside `/usr` are shown.
+/// Where interpreters outside `/usr` are shown that cannot be shown where they are.
 const PYTHON_INSIDE: &str = "/opt/python";
 const NODE_INSIDE: &str = "/opt/node";
+/// What a sandbox has of its own there hides the host's.
+const OWN_PLACES: [&str; 8] = ["/tmp", "/mnt", "/home/sandbox", "/proc", "/dev", "/sys", "/run", "/etc"];
 
 impl Runtimes {
     fn find(settings: &Settings) -> Runtimes {
@@ -408,6 +415,11 @@ impl Runtimes {
     fn on_host(&self) -> Vec<PathBuf> {
         let all = [&self.python, &self.node].into_iter().flatten();
         all.flat_map(|runtime| runtime.trees.iter().map(|(source, _)| source.clone())).collect()
+    }
+
+    /// What guests with a root of their own must be let read besides the policy's paths.
+    fn readable(&self) -> impl Iterator<Item = &Path> {
+        [&self.python, &self.node].into_iter().flatten().filter_map(|runtime| runtime.readable.as_deref())
     }
 
     /// Asks each interpreter for its version, where guests would start it and under a uid of nobody.
@@ -446,26 +458,50 @@ impl Runtime {
         let host = env.join("bin/python3");
         let real = fs::canonicalize(&host).ok()?;
         let mut trees = vec![(env.to_owned(), PathBuf::from(PYTHON_INSIDE))];
-        if !real.starts_with("/usr")
-            && !real.starts_with(env)
-            && let Some(prefix) = real.parent().and_then(Path::parent)
-        {
+        let mut readable = None;
+        if !real.starts_with("/usr") && !real.starts_with(env) {
             // The environment's links lead to it by its own path.
-            trees.push((prefix.to_owned(), prefix.to_owned()));
+            let prefix = real.parent()?.parent()?;
+            trees.extend(parts_of(prefix, prefix));
+            readable = Some(prefix.to_owned());
         }
-        Some(Runtime { host, inside: format!("{PYTHON_INSIDE}/bin/python3"), trees })
+        Some(Runtime { host, inside: format!("{PYTHON_INSIDE}/bin/python3"), trees, readable })
     }
 
-    /// A binary somewhere: below `/usr` it is where it is, else its prefix is shown at `target`.
+    /// A binary somewhere: it is shown where it is, since programs find their libraries by absolute paths; where that
+    /// is not possible, at `target`.
     fn of_binary(binary: &Path, target: &str) -> Option<Runtime> {
         let real = fs::canonicalize(binary).ok()?;
+        let host = real.clone();
         if real.starts_with("/usr") {
-            return Some(Runtime { inside: real.to_str()?.to_owned(), host: real, trees: Vec::new() });
+            return Some(Runtime {
+                inside: real.to_str()?.to_owned(),
+                host,
+                trees: Vec::new(),
+                readable: None,
+            });
         }
         let prefix = real.parent()?.parent()?.to_owned();
-        let inside = format!("{target}/{}", real.strip_prefix(&prefix).ok()?.to_str()?);
-        Some(Runtime { host: real, inside, trees: vec![(prefix, PathBuf::from(target))] })
+        let taken = OWN_PLACES.iter().any(|place| prefix.starts_with(place));
+        if taken || prefix.as_os_str().len() >= RULE_PATH_BYTES {
+            let inside = format!("{target}/{}", real.strip_prefix(&prefix).ok()?.to_str()?);
+            return Some(Runtime {
+                host,
+                inside,
+                trees: parts_of(&prefix, Path::new(target)),
+                readable: None,
+            });
+        }
+        let trees = parts_of(&prefix, &prefix);
+        Some(Runtime { inside: real.to_str()?.to_owned(), host, trees, readable: Some(prefix) })
     }
+}
+
+/// What of an installation is shown: not all that may lie beside it, when its prefix is somebody's home.
+fn parts_of(prefix: &Path, target: &Path) -> Vec<(PathBuf, PathBuf)> {
+    const PARTS: [&str; 6] = ["bin", "lib", "lib64", "libexec", "share", "include"];
+    let there = PARTS.iter().filter(|part| prefix.join(part).is_dir());
+    there.map(|part| (prefix.join(part), target.join(part))).collect()
 }
 
 fn contents(settings: &Settings, rules: &Rules, runtimes: &Runtimes) -> Contents {

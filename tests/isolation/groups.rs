@@ -73,8 +73,8 @@ fn the_kernel_has_each_limit_as_it_was_set() {
         let guest = stand.guest(plan);
         let groups = Service::groups_of(guest.pid());
         let found = |file: &str| {
-            let texts = groups.iter().map(|group| text(group.join(file)).trim().to_owned());
-            texts.filter(|text| !text.is_empty()).last()
+            let mut texts = groups.iter().map(|group| text(group.join(file)).trim().to_owned());
+            texts.rfind(|text| !text.is_empty())
         };
         let (v1, v2) = (found("memory.limit_in_bytes"), found("memory.max"));
         assert_eq!(v1.xor(v2).as_ref(), Some(&memory), "memory is bounded by one version: {groups:?}");

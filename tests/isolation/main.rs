@@ -19,6 +19,7 @@ mod policy;
 mod postures;
 mod release;
 mod reuse;
+mod runtimes;
 mod siblings;
 mod sockets;
 mod space;
