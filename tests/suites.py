@@ -225,14 +225,16 @@ class Suite:
         return passed, failed, ["    " + line for line in lines] + ["%s (%d s)" % (what, time.monotonic() - started)]
 
 
-def conformance(name, limit_s, selection, daemon_env=None, key=None):
-    return Suite(
+def conformance(name, limit_s, selection, daemon_env=None, key=None, account=None):
+    suite = Suite(
         name, limit_s, daemon_env or {},
         lambda daemon: [os.path.join(CLIENTS, "bin/python3"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
                         "--color=no", "-m", selection],
         pytest_counts, r"(FAILED|ERROR) ",
         env=lambda daemon: {"BASE_URL": daemon.url, "AIO_TEST_TIMEOUT": "90", **({"AIO_API_KEY": key} if key else {})},
         cwd=os.path.join(SHARED, "conformance/aio"))
+    suite.account = account
+    return suite
 
 
 def attacks(name, limit_s, only=None, skip="", extra=(), daemon_env=None):
@@ -277,6 +279,7 @@ def suites():
     all_of_them = [
         # The longest first, so that two at a time end together.
         conformance("aio-native", 1200, FIRST_STAGE + ("nonroot" if IS_ROOT else "root")),
+        *([conformance("aio-account", 1200, FIRST_STAGE + "root", account=ORDINARY)] if IS_ROOT else []),
         attacks("attacks-v1", 1500),
         attacks_below("root", ["--user-namespaces"], ESCAPES["root"]),
         attacks_below("userns", [], ESCAPES["userns"], account=ORDINARY),
