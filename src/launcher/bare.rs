@@ -6,10 +6,12 @@
 //! socket can be made at all. No pid namespace ends a guest's processes together: its init is a subreaper and so the
 //! ancestor of everything it leaves behind, and the tree below it is stopped before it is killed. Whoever escapes
 //! that, because init itself was killed, becomes a child of the launcher and is killed there.
+#![forbid(unsafe_code)]
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, Permissions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,16 +21,13 @@ use landlock::{
     RulesetAttr, RulesetCreatedAttr, Scope,
 };
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
-use crate::launcher::child;
+use crate::launcher::leases::Leases;
 use crate::launcher::plan::SpaceId;
 use crate::launcher::rules::Rules;
 use crate::launcher::spaces::Spaces;
 use crate::launcher::wire::RULE_OPTIONAL;
-use crate::sys::process::{Fork, fork};
-use crate::sys::raw;
 
 /// The least Landlock that can stand in for namespaces: files, TCP, and scopes for signals and abstract sockets.
 pub const LANDLOCK_ABI_LEAST: usize = 6;
@@ -101,49 +100,96 @@ pub fn open_the_way(state_dir: &Path, dirs: &[&Path]) -> io::Result<()> {
 
 /// Kills everything below `init`, and then it: first all of it is stopped, so that nothing new is made.
 pub fn kill_tree(init: Pid) {
-    let mut stopped = HashSet::new();
+    let mut held = Held::default();
     for _ in 0..KILL_ROUNDS_MAX {
-        let found = descendants(init);
-        let fresh: Vec<Pid> = found.into_iter().filter(|pid| stopped.insert(*pid)).collect();
-        if fresh.is_empty() {
+        if !held.stop(descendants(init)) {
             break;
         }
-        for pid in fresh {
-            // Gone already is what we want.
-            let _ = kill(pid, Signal::SIGSTOP);
-        }
     }
-    for pid in stopped {
-        let _ = kill(pid, Signal::SIGKILL);
-    }
+    held.kill();
+    // Ours and not reaped yet: the number is its own.
     let _ = kill(init, Signal::SIGKILL);
 }
 
-/// Kills our own children that are none of `known`: what is left of sandboxes whose init has ended.
+/// Kills our own children that are none of `known`, and what is below them: what is left of sandboxes whose init has
+/// ended. One that forks and ends is followed until a child of its is stopped.
 pub fn kill_strays(known: &HashSet<Pid>) {
-    for stray in children(Pid::this()).into_iter().filter(|pid| !known.contains(pid)) {
-        kill_tree(stray);
+    let mut held = Held::default();
+    for _ in 0..KILL_ROUNDS_MAX {
+        let strays: Vec<Pid> = children(Pid::this()).into_iter().filter(|pid| !known.contains(pid)).collect();
+        let below: Vec<Pid> = strays.iter().copied().flat_map(descendants).collect();
+        if !held.stop(strays.into_iter().chain(below)) {
+            break;
+        }
+    }
+    held.kill();
+}
+
+/// Processes that were stopped, by descriptor: a number may be somebody else's by the time it is used again.
+#[derive(Default)]
+struct Held {
+    processes: HashMap<Pid, OwnedFd>,
+}
+
+impl Held {
+    /// Stops those that are not held yet; false when there are none.
+    fn stop(&mut self, found: impl IntoIterator<Item = Pid>) -> bool {
+        let mut fresh = false;
+        for pid in found {
+            if self.processes.contains_key(&pid) {
+                continue;
+            }
+            let raw = rustix::process::Pid::from_raw(pid.as_raw());
+            let opened =
+                raw.map(|raw| rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty()));
+            // Gone already is what we want.
+            if let Some(Ok(process)) = opened {
+                let _ = rustix::process::pidfd_send_signal(&process, rustix::process::Signal::STOP);
+                self.processes.insert(pid, process);
+                fresh = true;
+            }
+        }
+        fresh
+    }
+
+    fn kill(self) {
+        for process in self.processes.values() {
+            let _ = rustix::process::pidfd_send_signal(process, rustix::process::Signal::KILL);
+        }
     }
 }
 
-/// Kills every process of this user id at once, as one of them: nobody can slip through by forking. Only for an id
-/// that no living sandbox has.
-pub fn kill_id(id: u32) -> io::Result<()> {
-    // SAFETY: the launcher has one thread.
-    match unsafe { fork() }? {
-        Fork::Child => {
-            if child::assume(id, id, true).is_ok() {
-                // Nobody there is what we want.
-                let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
-            }
-            raw::exit(0)
-        }
-        Fork::Parent(pid) => {
-            // It has ended by its own signal or by itself.
-            let _ = waitpid(pid, None);
-            Ok(())
+/// Ends every guest with one of these ids. Not by id alone: hosts with a directory service give out ids of their own
+/// choice, and such a process is none of ours to end.
+pub fn end_guests_of(ids: &Range<u32>) {
+    let mut held = Held::default();
+    for _ in 0..KILL_ROUNDS_MAX {
+        let everybody = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = everybody.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid::from_raw));
+        if !held.stop(pids.filter(|pid| is_guest_of(*pid, ids)).collect::<Vec<_>>()) {
+            break;
         }
     }
+    if !held.processes.is_empty() {
+        tracing::warn!(count = held.processes.len(), ?ids, "ending processes that outlived their sandbox");
+    }
+    held.kill();
+}
+
+/// What a guest cannot get rid of: an id of ours, filters, no_new_privs and an empty bounding set.
+fn is_guest_of(pid: Pid, ids: &Range<u32>) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    is_marked(&status, ids)
+}
+
+fn is_marked(status: &str, ids: &Range<u32>) -> bool {
+    let field = |name: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.and_then(|value| value.split_whitespace().next())
+    };
+    let is_ours = field("Uid").and_then(|uid| uid.parse().ok()).is_some_and(|uid| ids.contains(&uid));
+    let no_bounding = field("CapBnd").is_some_and(|set| set.bytes().all(|digit| digit == b'0'));
+    is_ours && no_bounding && field("NoNewPrivs") == Some("1") && field("Seccomp") == Some("2")
 }
 
 /// Tasks of this account on the host, which RLIMIT_NPROC counts together.
@@ -157,14 +203,13 @@ pub fn tasks_of(id: u32) -> u64 {
     fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(tasks).sum()
 }
 
-/// The ids of `range` that some process on this host has.
-pub fn ids_in_use(range: &std::ops::Range<u32>) -> HashSet<u32> {
-    let status = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("status")).ok();
-    let uid = |text: String| {
-        text.lines().find_map(|line| line.strip_prefix("Uid:")?.split_whitespace().next()?.parse().ok())
-    };
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(status).filter_map(uid);
-    all.filter(|uid| range.contains(uid)).collect()
+/// Ends what launchers of this host left running when they were killed: guests with ids that no launcher holds. From
+/// the host's own pid namespace, where they can be seen.
+pub fn end_leftovers() -> io::Result<()> {
+    for range in Leases::free_ranges()? {
+        end_guests_of(&range.ids);
+    }
+    Ok(())
 }
 
 /// The first child of an init: its guest.
@@ -193,4 +238,28 @@ fn descendants(pid: Pid) -> Vec<Pid> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GUEST: &str = "Name:\tpython3\nUid:\t1879113745\t1879113745\t1879113745\t1879113745\nCapEff:\t0000000000000000\n\
+                         CapBnd:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\nSeccomp_filters:\t3\n";
+
+    #[test]
+    fn only_what_bears_all_the_marks_of_a_guest_is_taken_for_one() {
+        let ids = 1_879_048_192..1_895_825_408;
+        assert!(is_marked(GUEST, &ids));
+        // Somebody whom a directory service has given such an id, and what a browser of his runs.
+        for (from, to) in [
+            ("CapBnd:\t0000000000000000", "CapBnd:\t000001ffffffffff"),
+            ("NoNewPrivs:\t1", "NoNewPrivs:\t0"),
+            ("Seccomp:\t2", "Seccomp:\t0"),
+            ("Uid:\t1879113745", "Uid:\t1000"),
+        ] {
+            assert!(!is_marked(&GUEST.replace(from, to), &ids), "{to}");
+        }
+        assert!(!is_marked("", &ids));
+    }
 }

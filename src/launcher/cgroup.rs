@@ -58,7 +58,7 @@ pub struct Cgroups {
     trees: Vec<Group>,
     /// Leaves of sandboxes that have ended, by space. Nobody but us writes to a group, so their limits hold;
     /// making and removing them costs as much as a fork.
-    spare: HashMap<String, Vec<Leaf>>,
+    spare: HashMap<String, Vec<(u32, Leaf)>>,
 }
 
 /// One sandbox's group in every tree.
@@ -246,19 +246,22 @@ impl Cgroups {
 
     /// Keeps the leaf of a sandbox whose last process is gone, or returns it to be removed: one that no interpreter
     /// has moved into, or one too many. Its events must not be watched any more.
-    pub fn keep(&mut self, space: &str, leaf: Leaf) -> Option<Leaf> {
+    ///
+    /// It serves the same owner's sandboxes only: a taken zygote may have kept a descriptor to join it by.
+    pub fn keep(&mut self, space: &str, owner: u32, leaf: Leaf) -> Option<Leaf> {
         let spare = self.spare.entry(space.to_owned()).or_default();
         if leaf.groups.is_empty() || !leaf.join.is_empty() || spare.len() >= SPARE_MAX {
             return Some(leaf);
         }
-        spare.push(leaf);
+        spare.push((owner, leaf));
         None
     }
 
     /// A leaf that an earlier sandbox of this space has left as clean as a new one.
-    pub fn reuse(&mut self, space: &str, limits: CgroupLimits) -> Option<Leaf> {
+    pub fn reuse(&mut self, space: &str, owner: u32, limits: CgroupLimits) -> Option<Leaf> {
         let spare = self.spare.get_mut(space)?;
-        while let Some(mut leaf) = spare.pop() {
+        while let Some(at) = spare.iter().position(|(of, _)| *of == owner) {
+            let (_, mut leaf) = spare.swap_remove(at);
             if leaf.is_clean(limits) && leaf.reopen().is_ok() {
                 return Some(leaf);
             }
@@ -284,7 +287,7 @@ impl Cgroups {
             let keeps = busy(space);
             if !keeps {
                 // They are empty; should one not be, the end of its space or the sweep takes it.
-                for leaf in leaves.drain(..) {
+                for (_, leaf) in leaves.drain(..) {
                     leaf.remove();
                 }
             }
@@ -298,7 +301,7 @@ impl Cgroups {
 
     /// Removes the leaves that were kept for a space, and its parent.
     pub fn close_space(&mut self, space: &str) {
-        for leaf in self.spare.remove(space).unwrap_or_default() {
+        for (_, leaf) in self.spare.remove(space).unwrap_or_default() {
             // It is empty; should it not be, the parent stays as well and the sweep takes both.
             leaf.remove();
         }

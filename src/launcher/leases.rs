@@ -41,6 +41,13 @@ pub struct Leases {
     lock: Option<File>,
 }
 
+/// A range of ids that no launcher has while this value lives.
+#[derive(Debug)]
+pub struct FreeRange {
+    pub ids: std::ops::Range<u32>,
+    _lock: File,
+}
+
 impl Leases {
     /// Takes the first free range. A launcher that has just been killed, or one that looks for what such a one left,
     /// may hold the last one for a moment.
@@ -105,6 +112,18 @@ impl Leases {
         &self.name
     }
 
+    /// Ranges that no launcher holds and one once had, each locked while it is looked at.
+    pub fn free_ranges() -> io::Result<impl Iterator<Item = FreeRange>> {
+        let uid_map = fs::read_to_string("/proc/self/uid_map")?;
+        Ok((0..RANGES_MAX).filter_map(move |range| {
+            let path = Path::new(LOCK_DIR).join(format!("ids-{range}.lock"));
+            let lock = OpenOptions::new().write(true).open(path).ok()?;
+            lock.try_lock().ok()?;
+            let (first, end) = place(range, &uid_map).ok()?;
+            Some(FreeRange { ids: first..end, _lock: lock })
+        }))
+    }
+
     /// Ranges that a daemon of this host once had and none has now, each locked while it is held here: what
     /// such a daemon left behind under its number may go.
     pub fn abandoned(&self) -> impl Iterator<Item = (u32, File)> {
@@ -160,11 +179,6 @@ impl Leases {
             self.next_zygote = self.first;
         }
         id
-    }
-
-    /// All ids that sandboxes may get; empty where there are none to share out.
-    pub fn range(&self) -> std::ops::Range<u32> {
-        if self.lock.is_some() { self.first..self.end } else { 0..0 }
     }
 
     /// Blocks in use.

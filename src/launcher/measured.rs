@@ -90,11 +90,14 @@ impl Measured<'_> {
 
     fn namespaces(&self, settings: &Settings) -> LayerReport {
         let own = matches!(self.shape, Some(Shape::UserNamespace | Shape::Namespaces));
-        let detail = match (own, settings.no_namespaces.is_none()) {
-            (true, _) => "mount, pid, network, ipc, uts, cgroup; a root of its own",
-            (false, true) => "none: paths, host name and process ids of the host can be asked for",
-            (false, false) => {
-                "none: paths, host name and process ids of the host can be asked for; a program that hides may outlive a killed launcher until the next start"
+        let detail = match (own, settings.no_namespaces.is_none(), settings.root()) {
+            (true, ..) => "mount, pid, network, ipc, uts, cgroup; a root of its own",
+            (false, true, _) => "none: paths, host name and process ids of the host can be asked for",
+            (false, false, true) => {
+                "none: paths, host name and process ids of the host can be asked for; what hides may outlive a killed supervisor until the next start"
+            }
+            (false, false, false) => {
+                "none: paths, host name and process ids of the host can be asked for; what hides may outlive a killed supervisor"
             }
         };
         row(

@@ -130,7 +130,10 @@ impl Rules {
         let policies = policy::load(settings.policies_dir.as_deref())?;
         let mut seccomp = policies.seccomp.clone();
         if shape == Shape::Bare {
-            for layer in [Layer::NetworkNamespace, Layer::PidNamespace, Layer::IpcNamespace] {
+            let none =
+                [Layer::NetworkNamespace, Layer::PidNamespace, Layer::IpcNamespace, Layer::MountNamespace];
+            let shared = (!settings.root()).then_some(Layer::FilesApart);
+            for layer in none.into_iter().chain(shared) {
                 seccomp = seccomp.without(layer);
             }
         }
@@ -155,8 +158,8 @@ impl Rules {
             accounts: policies
                 .accounts
                 .iter()
-                // A single id is a single account.
-                .take(if settings.root() { usize::MAX } else { 1 })
+                // A single id is a single account; and on the host a space's folder lets in one.
+                .take(if settings.root() && shape != Shape::Bare { usize::MAX } else { 1 })
                 .map(|account| AccountIds { name: account.name.clone(), uid: account.uid, gid: account.gid })
                 .collect(),
             inotify_instances: policies.limits.inotify_instances.value,

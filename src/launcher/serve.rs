@@ -490,7 +490,9 @@ impl Loop {
         self.refill_due = true;
         match self.ready(key) {
             Some(id) => self.move_in(id, order),
-            None => self.boot(key, Some(order)),
+            None => {
+                self.boot(key, Some(order));
+            }
         }
     }
 
@@ -577,8 +579,8 @@ impl Loop {
         self.entries.iter().find(|(_, entry)| fits(entry)).map(|(id, _)| *id)
     }
 
-    /// Starts a shell, for an order or to be ready.
-    fn boot(&mut self, key: Key, order: Option<Order>) {
+    /// Starts a shell, for an order or to be ready. False when it could not be started.
+    fn boot(&mut self, key: Key, order: Option<Order>) -> bool {
         let id = self.next_id;
         self.next_id += 1;
         match self.try_boot(id, key) {
@@ -591,10 +593,20 @@ impl Loop {
                     self.fail(id, &error);
                 }
             }
-            Err(error) => match order {
-                Some(order) => self.refuse(order.seq, &error),
-                None => tracing::error!(step = %error.step, error = %error.source, "shell not made"),
-            },
+            Err(error) => {
+                match order {
+                    Some(order) => self.refuse(order.seq, &error),
+                    None => self.log_not_made(&error),
+                }
+                return false;
+            }
+        }
+        true
+    }
+
+    fn log_not_made(&mut self, error: &StepError) {
+        if self.may_log() {
+            tracing::error!(step = %error.step, error = %error.source, "shell not made");
         }
     }
 
@@ -629,7 +641,7 @@ impl Loop {
         let of_husk = husk.as_ref().map(|husk| husk.block);
         let block = own.or(of_husk).or_else(|| leases.block()).ok_or_else(no_ids).at(Step::Lease)?;
         let (of_space, name) = (space_name(space), sandbox_name(id));
-        let leaf = match cgroups.reuse(&of_space, *cgroup_limits) {
+        let leaf = match cgroups.reuse(&of_space, owner, *cgroup_limits) {
             Some(leaf) => Ok(leaf),
             None => cgroups.leaf(&of_space, &name, *cgroup_limits).at(Step::Cgroup),
         };
@@ -721,8 +733,12 @@ impl Loop {
                 })
                 .count();
             if have < self.launcher.shells_ready && self.entries.len() < SANDBOXES_MAX {
+                if !self.boot(key, None) {
+                    // Not again before the next plan for it: others come first.
+                    self.traffic.remove(&key);
+                    continue;
+                }
                 // One at a time: the next turn of the loop sees whether a plan has come meanwhile.
-                self.boot(key, None);
                 self.refill_due = true;
                 self.last_plan = now;
                 return;
@@ -794,6 +810,7 @@ impl Loop {
         let gone = || StepError { step: Step::MoveIn, source: rustix::io::Errno::SRCH.into() };
         let plan = &order.plan;
         let account = usize::from(plan.account.0);
+        self.launcher.spaces.mend(plan.space).at(Step::SpaceOpen)?;
         let zygote = self.zygote_for(order);
         let entry = self.entries.get_mut(&id).ok_or_else(gone)?;
         let shell = &entry.shell;
@@ -906,7 +923,7 @@ impl Loop {
         });
         match order {
             Some(order) => self.refuse(order.seq, error),
-            None => tracing::error!(step = %error.step, error = %error.source, "shell not made"),
+            None => self.log_not_made(error),
         }
         self.kill(id);
     }
@@ -992,8 +1009,11 @@ impl Loop {
             self.on_init_exit(id);
         } else if let Some(index) = self.nursery_of(pid) {
             self.on_zygote_exit(index, pid, how);
+        } else if self.launcher.rules.shape == Shape::Bare {
+            // What is left of a sandbox whose init was killed: there may be more.
+            bare::kill_strays(&self.inits.keys().copied().collect());
         }
-        // Anything else is the first child of a launch, which has handed its memory over.
+        // Else it is the first child of a launch, which has handed its memory over.
     }
 
     fn on_guest_exit(&mut self, id: u64, how: End) {
@@ -1024,7 +1044,7 @@ impl Loop {
                 let error = entry.shell.finish(&self.launcher.rules).err().unwrap_or(silent);
                 match order {
                     Some(order) => self.refuse(order.seq, &error),
-                    None => tracing::error!(step = %error.step, error = %error.source, "shell not made"),
+                    None => self.log_not_made(&error),
                 }
             }
             Stage::Confining { order, .. } => {
@@ -1047,13 +1067,11 @@ impl Loop {
     /// Without a pid namespace the end of an init is not the end of all it had below it.
     fn sweep_bare(&self, shell: &Shell) {
         bare::kill_strays(&self.inits.keys().copied().collect());
-        let others = self.entries.values().any(|entry| entry.shell.space == shell.space);
+        let has_guest = |entry: &Entry| matches!(entry.stage, Stage::Live { .. } | Stage::Confining { .. });
+        let others = self.entries.values().any(|entry| entry.shell.space == shell.space && has_guest(entry));
         if self.launcher.rules.own_ids && !others {
-            for id in shell.block + 1..shell.block + 1 + self.launcher.rules.accounts.len() as u32 {
-                if let Err(error) = bare::kill_id(id) {
-                    tracing::error!(%error, space = %shell.space, "processes of a space may be left");
-                }
-            }
+            let first = shell.block + 1;
+            bare::end_guests_of(&(first..first + self.launcher.rules.accounts.len() as u32));
         }
     }
 
@@ -1065,7 +1083,8 @@ impl Loop {
             let _ = epoll::delete(&self.epoll, oom);
         }
         let wanted = self.ending.is_none() && !self.deleting.iter().any(|(_, deleted)| *deleted == space);
-        let leaf = if wanted { self.launcher.cgroups.keep(&space_name(space), leaf) } else { Some(leaf) };
+        let leaf =
+            if wanted { self.launcher.cgroups.keep(&space_name(space), owner, leaf) } else { Some(leaf) };
         if let Some(leaf) = leaf.filter(|leaf| !leaf.remove()) {
             self.removing.push_back((leaf, Instant::now() + REMOVE_WAIT));
         }

@@ -189,7 +189,11 @@ impl Maker {
         setns(&yard.template, CloneFlags::CLONE_NEWNS)?;
         let started = match husk {
             Some(husk) => {
-                process::start_init_inside(husk.user.as_fd(), husk.net.as_fd(), always, socket, init)
+                let started =
+                    process::start_init_inside(husk.user.as_fd(), husk.net.as_fd(), always, socket, init);
+                // Its memory was ours for a moment, and a change of user namespace is one of identity.
+                nix::sys::prctl::set_dumpable(false)?;
+                started
             }
             None => with_uid(owner, || process::start_init(fresh, socket, init)),
         };
@@ -355,5 +359,7 @@ fn with_uid<T>(uid: u32, action: impl FnOnce() -> io::Result<T>) -> io::Result<T
         .map_err(io::Error::other)
         .and_then(|()| action());
     setresuid(root, root, root).expect("the saved uid is root's");
+    // A change of identity makes a process what the host's fs.suid_dumpable says.
+    nix::sys::prctl::set_dumpable(false)?;
     result
 }

@@ -88,6 +88,8 @@ pub struct Spaces {
     count_max: u64,
     count: u64,
     open: HashMap<SpaceId, Open>,
+    /// Blocks of folders, open or not.
+    kept: HashMap<SpaceId, u32>,
     looking: Looking,
     /// Held for life: two launchers over one folder would mount the same images.
     _lock: File,
@@ -132,6 +134,7 @@ impl Spaces {
             count_max,
             count: 0,
             open: HashMap::new(),
+            kept: HashMap::new(),
             looking,
             _lock: lock,
         };
@@ -140,10 +143,36 @@ impl Spaces {
         Ok(spaces)
     }
 
-    /// Stands on another footing from now on. No space may be open.
-    pub fn settle(&mut self, footing: Footing) {
+    /// Stands on another footing from now on. No space may be open. Folders keep their block while nobody is in them
+    /// as well: on the host their owner's id must be nobody else's.
+    pub fn settle(&mut self, footing: Footing, leases: &mut Leases) -> io::Result<()> {
         assert!(self.open.is_empty(), "a space is open on the old footing");
+        for (_, block) in self.kept.drain() {
+            leases.free(block);
+        }
         self.footing = footing;
+        if self.footing.owners == Owners::Block && !self.footing.images {
+            for space in self.folders_there()? {
+                let owner = fs::metadata(self.folder(space).join(PARTS[0].0))?.uid();
+                if let Some(block) = owner.checked_sub(1).and_then(|block| leases.claim(block)) {
+                    self.kept.insert(space, block);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Spaces that are folders.
+    fn folders_there(&self) -> io::Result<Vec<SpaceId>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.images)? {
+            let entry = entry?;
+            let number = entry.file_name().to_str().and_then(|name| u64::from_str_radix(name, 16).ok());
+            if let Some(number) = number.filter(|_| entry.path().is_dir()) {
+                found.push(SpaceId(number));
+            }
+        }
+        Ok(found)
     }
 
     /// Mounts the space if need be and counts one more user. Returns the space's own block of ids, where it
@@ -176,10 +205,17 @@ impl Spaces {
             Owners::Account => return Ok(None),
             Owners::Inner => None,
             Owners::Block => {
+                let kept = self.kept.get(&space).copied();
                 // The block it had last time, if that is ours and free.
-                let last = found.checked_sub(1).and_then(|block| leases.claim(block));
+                let last = || found.checked_sub(1).and_then(|block| leases.claim(block));
+                let last = kept.or_else(last);
                 let no_ids = || io::Error::from(rustix::io::Errno::AGAIN);
-                Some(last.or_else(|| leases.block()).ok_or_else(no_ids)?)
+                let block = last.or_else(|| leases.block()).ok_or_else(no_ids)?;
+                if !self.footing.images {
+                    self.kept.insert(space, block);
+                    shut(&root, block)?;
+                }
+                Some(block)
             }
         };
         if let Some(open) = self.open.get_mut(&space) {
@@ -197,8 +233,12 @@ impl Spaces {
             as_block(found.saturating_sub(1))
         };
         tracing::info!(%space, from = had[0], to = wanted[0], "giving a space to other ids");
-        for (from, to) in had.iter().zip(&wanted) {
-            give(&root, *from, *to)?;
+        // Who owns `data` decides whether all of it was given: `sandbox`'s of it comes last, so that a start that
+        // breaks off is done again.
+        for (part, _) in PARTS.iter().rev() {
+            for (from, to) in had.iter().zip(&wanted).rev() {
+                give(&root.join(part), *from, *to)?;
+            }
         }
         Ok(block)
     }
@@ -209,6 +249,18 @@ impl Spaces {
             open.users = open.users.saturating_sub(1);
             open.idle_since = Instant::now();
         }
+    }
+
+    /// Gives the parts back the rights of their owner where a guest has taken them away, its own included: it could
+    /// never start again to repair that. Nobody but us can put anything else in their place.
+    pub fn mend(&self, space: SpaceId) -> io::Result<()> {
+        for (part, mode) in PARTS {
+            let part = self.root(space).join(part);
+            if fs::metadata(&part)?.permissions().mode() & 0o700 != 0o700 {
+                fs::set_permissions(&part, Permissions::from_mode(mode))?;
+            }
+        }
+        Ok(())
     }
 
     /// Detached trees of the space's three parts, mapped by `id_map`.
@@ -287,6 +339,9 @@ impl Spaces {
         let removed = if self.footing.images { fs::remove_file(place) } else { fs::remove_dir_all(place) };
         match removed {
             Ok(()) => {
+                if let Some(block) = self.kept.remove(&space) {
+                    leases.free(block);
+                }
                 self.count = self.count.saturating_sub(u64::from(space != OWN));
                 Ok(())
             }
@@ -476,7 +531,7 @@ impl Spaces {
     /// Unmounts it, and gives back the block it had.
     fn close(&mut self, space: SpaceId, leases: &mut Leases) {
         let Some(open) = self.open.remove(&space) else { return };
-        if let Some(block) = open.block {
+        if let Some(block) = open.block.filter(|_| !self.kept.contains_key(&space)) {
             leases.free(block);
         }
         if !self.footing.images {
@@ -498,6 +553,13 @@ impl Spaces {
         set_attributes(tree.as_fd(), attributes)?;
         Ok(tree)
     }
+}
+
+/// Lets nobody into a space's folder but its own `sandbox`, by group: what is not opened (names, modes, times) is not
+/// Landlock's business.
+fn shut(folder: &Path, block: u32) -> io::Result<()> {
+    chown(folder, Some(0), Some(block + 1))?;
+    fs::set_permissions(folder, Permissions::from_mode(0o710))
 }
 
 /// Gives all files of one id to another, without following a link. A space has no process in it now, so nobody

@@ -124,7 +124,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
             rules.let_read(path)?;
         }
         if shape == Shape::Bare {
-            match prepare_bare(settings, abi, &spaces, &leases) {
+            match prepare_bare(settings, abi, &spaces) {
                 Ok(harness) => ground.runtimes.push(harness),
                 Err(error) => {
                     missed.bare = Some(error.to_string());
@@ -137,7 +137,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         // With an image of its own for each space; where that fails, with folders.
         let mut images = shape != Shape::Bare && settings.root();
         loop {
-            spaces.settle(footing(&rules, images));
+            spaces.settle(footing(&rules, images), &mut leases).during("look at the folders of spaces")?;
             match probe(&maker, &rules, &mut spaces, &mut leases, &cgroups, settings) {
                 Ok(()) => {
                     made = Some((rules, images));
@@ -263,9 +263,8 @@ fn footing(rules: &Rules, images: bool) -> Footing {
     }
 }
 
-/// What sandboxes without namespaces need of the host; ends what a killed launcher left of them, whose ids are
-/// ours now. Returns the folder of the harnesses.
-fn prepare_bare(settings: &Settings, abi: usize, spaces: &Spaces, leases: &Leases) -> io::Result<PathBuf> {
+/// What sandboxes without namespaces need of the host. Returns the folder of the harnesses.
+fn prepare_bare(settings: &Settings, abi: usize, spaces: &Spaces) -> io::Result<PathBuf> {
     if abi < bare::LANDLOCK_ABI_LEAST {
         let text =
             format!("Landlock ABI {abi}: without namespaces ABI {} is needed", bare::LANDLOCK_ABI_LEAST);
@@ -274,10 +273,6 @@ fn prepare_bare(settings: &Settings, abi: usize, spaces: &Spaces, leases: &Lease
     nix::sys::prctl::set_child_subreaper(true)?;
     if settings.root() {
         bare::open_the_way(&settings.state_dir, &spaces.folders())?;
-        for id in bare::ids_in_use(&leases.range()) {
-            tracing::warn!(id, "ending processes that an earlier launcher left");
-            bare::kill_id(id)?;
-        }
     }
     lay_out_harness(&settings.state_dir)
 }

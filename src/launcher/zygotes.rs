@@ -14,6 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use landlock::{CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreated, Scope};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::Pid;
@@ -290,10 +291,23 @@ fn settle(ground: &Ground<'_>, uid: u32, socket: BorrowedFd<'_>) -> io::Result<(
     // A change of identity clears it, so only now.
     raw::prctl(raw::PR_SET_PDEATHSIG, raw::SIGKILL as u64, 0).map_err(errno)?;
     raw::prctl(raw::PR_SET_NO_NEW_PRIVS, 1, 0).map_err(errno)?;
+    keep_apart()?;
     for program in &ground.rules.first {
         raw::seccomp_install(program).map_err(errno)?;
     }
     Ok(())
+}
+
+/// A Landlock domain of its own, where the kernel has one. It owns the user namespaces of the shells made for it, and so
+/// has CAP_KILL and CAP_SYS_PTRACE over every init there, the first moments of one included, when the launcher waits
+/// for it: from inside a domain nobody outside can be traced, nor, from ABI 6 on, signalled. Files are not handled: that
+/// would forbid mounts to its forks.
+fn keep_apart() -> io::Result<()> {
+    let created = Ruleset::default().set_compatibility(CompatLevel::BestEffort).scope(Scope::Signal);
+    match created.and_then(Ruleset::create).and_then(RulesetCreated::restrict_self) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(io::Error::other(error)),
+    }
 }
 
 /// In the zygote's own mount namespace.
@@ -326,4 +340,33 @@ fn exec(arguments: &[CString], environment: &[CString]) -> io::Error {
 pub fn read_ready(socket: impl AsFd) -> bool {
     let mut byte = [0_u8; 1];
     matches!(packet::receive(socket, &mut byte, rustix::net::RecvFlags::empty()), Ok((1, _)))
+}
+
+#[cfg(test)]
+mod apart {
+    use super::*;
+
+    #[test]
+    fn a_zygote_reaches_nobody_outside_its_domain_by_signal_or_trace() {
+        let mut outside = std::process::Command::new("sleep").arg("60").spawn().expect("it starts");
+        let pid = Pid::from_raw(outside.id() as i32);
+        assert_eq!(nix::sys::signal::kill(pid, None), Ok(()), "control: it may be signalled from here");
+        let answers = std::thread::spawn(move || {
+            raw::prctl(raw::PR_SET_NO_NEW_PRIVS, 1, 0).expect("always allowed");
+            keep_apart().expect("a domain, or a kernel without");
+            let inside = std::process::Command::new("sleep").arg("60").spawn().expect("it starts");
+            let own = Pid::from_raw(inside.id() as i32);
+            let answers = (nix::sys::signal::kill(pid, None), nix::sys::signal::kill(own, None));
+            let _ = nix::sys::signal::kill(own, nix::sys::signal::Signal::SIGKILL);
+            answers
+        });
+        let answers = answers.join().expect("no panic");
+        let _ = outside.kill();
+        let _ = outside.wait();
+        // Below ABI 6 there is no such scope, and `doctor` shows the ABI.
+        if raw::landlock_abi().unwrap_or(0) >= 6 {
+            assert_eq!(answers.0, Err(nix::Error::EPERM));
+        }
+        assert_eq!(answers.1, Ok(()));
+    }
 }

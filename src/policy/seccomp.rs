@@ -20,6 +20,9 @@ pub enum Layer {
     NetworkNamespace,
     PidNamespace,
     IpcNamespace,
+    MountNamespace,
+    /// A mount namespace, or user ids of the sandbox's own: other files are out of reach of what needs their owner.
+    FilesApart,
 }
 
 /// How an argument is compared: the low 32 bits of it, but for pointers.

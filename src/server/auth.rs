@@ -96,6 +96,7 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
 /// Lets a request through with its [`TenantId`], or answers 401.
 pub(super) async fn require_key(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
     let keyring = state.keyring();
+    let mut known = false;
     let tenant = if keyring.is_open() {
         Some(TenantId(DEFAULT_TENANT.to_owned()))
     } else {
@@ -105,12 +106,21 @@ pub(super) async fn require_key(State(state): State<AppState>, mut request: Requ
         Some(tenant) => {
             telemetry::record_tenant(&tenant.0);
             request.extensions_mut().insert(tenant);
+            known = true;
         }
         None if request.method() == Method::OPTIONS || PUBLIC.contains(&request.uri().path()) => {}
         None => return Refused::unauthorized().answer(request.uri().path()),
     }
-    next.run(request).await
+    let mut response = next.run(request).await;
+    if known {
+        response.extensions_mut().insert(Known);
+    }
+    response
 }
+
+/// On an answer whose request came with a key, where one is needed.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Known;
 
 /// Whether the caller's key is good, for a proxy's subrequest.
 #[utoipa::path(

@@ -5,7 +5,7 @@
 use std::any::Any;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, Version, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use tracing::Instrument;
@@ -42,9 +42,8 @@ pub(super) async fn front(State(state): State<AppState>, mut request: Request, n
 }
 
 async fn admitted(state: &AppState, request: Request, next: Next) -> Response {
-    let version = request.version();
     if state.lifecycle().is_draining() {
-        return closing(Refused::shutting_down().answer(request.uri().path()), version);
+        return closing(Refused::shutting_down().answer(request.uri().path()));
     }
     if let Some(refused) = state.guard().and_then(|guard| guard.check(&request).err()) {
         tracing::info!(status = refused.status.as_u16(), reason = refused.message, "request refused");
@@ -58,12 +57,9 @@ async fn admitted(state: &AppState, request: Request, next: Next) -> Response {
     response
 }
 
-fn closing(mut response: Response, version: Version) -> Response {
+fn closing(mut response: Response) -> Response {
     response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_SECS);
-    // HTTP/2 has no such header and says the same by GOAWAY.
-    if version < Version::HTTP_2 {
-        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-    }
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
 

@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
+use super::auth::Known;
 use super::patience::{Patient, Phase};
 use super::{App, AppState, app};
 
@@ -27,18 +28,12 @@ use super::{App, AppState, app};
 const CONNECTIONS_MAX: usize = 4096;
 /// Longest a request head may take to arrive.
 pub(super) const HEAD_READ_MAX: Duration = Duration::from_secs(10);
-/// How long an HTTP/1 connection is kept for its next request. Longer than clients and the usual proxies keep
+/// How long a connection is kept for its next request, once one came with a key. Longer than clients and the usual proxies keep
 /// theirs (a minute at most), so that it is the client who closes: closing under a request on its way would be an
 /// error that nobody may repeat.
 const KEEP_ALIVE_MAX: Duration = Duration::from_secs(75);
 /// Largest request head, in bytes.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
-/// The same for HTTP/2, after decompression.
-const HEAD_BYTES_MAX_H2: u32 = 32 * 1024;
-/// Requests at once on one HTTP/2 connection.
-const STREAMS_MAX: u32 = 128;
-/// How often a silent HTTP/2 peer is asked whether it still lives.
-const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// How long running requests may go on after the signal to stop.
 pub const DRAIN_MAX: Duration = Duration::from_secs(25);
 /// How long answers may take to leave after that.
@@ -107,14 +102,9 @@ fn adopt(listeners: Vec<std::net::TcpListener>, state: &AppState) -> io::Result<
 }
 
 fn builder() -> Builder {
-    let mut builder = Builder::new(TokioExecutor::new());
+    // Not HTTP/2: without TLS no client asks for it, and its connections have no end of their own.
+    let mut builder = Builder::new(TokioExecutor::new()).http1_only();
     builder.http1().timer(TokioTimer::new()).header_read_timeout(KEEP_ALIVE_MAX).max_buf_size(HEAD_BYTES_MAX);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_header_list_size(HEAD_BYTES_MAX_H2)
-        .max_concurrent_streams(STREAMS_MAX)
-        .keep_alive_interval(PING_INTERVAL);
     builder
 }
 
@@ -147,11 +137,11 @@ async fn connection(stream: TcpStream, shared: Arc<Shared>, watcher: Watcher, _p
         .app
         .clone()
         .map_request(move |request: hyper::Request<Incoming>| {
-            begun.begin(request.version() == hyper::Version::HTTP_2);
+            begun.begin();
             request.map(Body::new)
         })
         .map_response(move |response| {
-            ended.end();
+            ended.end(response.extensions().get::<Known>().is_some());
             response
         });
     let service = TowerToHyperService::new(service);

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! Head ──request complete──▶ Busy ──answer made──▶ Waiting ──first byte of the next──▶ Head
+//!                              └──answer to a stranger──▶ Head
 //! ```
 #![forbid(unsafe_code)]
 
@@ -23,18 +24,18 @@ pub(super) struct Phase(Arc<AtomicU8>);
 const HEAD: u8 = 0;
 const BUSY: u8 = 1;
 const WAITING: u8 = 2;
-/// Of many requests at once: the protocol has its own ways to find out whether the peer lives.
-const SHARED: u8 = 3;
+/// As `Waiting`, for a peer that has not shown a key: no longer than for a head.
+const WAITING_FOR_STRANGER: u8 = 3;
 
 impl Phase {
     /// A request's head is there.
-    pub(super) fn begin(&self, is_shared: bool) {
-        self.0.store(if is_shared { SHARED } else { BUSY }, Ordering::Relaxed);
+    pub(super) fn begin(&self) {
+        self.0.store(BUSY, Ordering::Relaxed);
     }
 
     /// Its answer is made; what is read next is the next head.
-    pub(super) fn end(&self) {
-        let _ = self.0.compare_exchange(BUSY, WAITING, Ordering::Relaxed, Ordering::Relaxed);
+    pub(super) fn end(&self, is_known: bool) {
+        self.0.store(if is_known { WAITING } else { WAITING_FOR_STRANGER }, Ordering::Relaxed);
     }
 }
 
@@ -64,9 +65,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
         let before = buffer.filled().len();
         let polled = Pin::new(&mut this.stream).poll_read(context, buffer);
         let has_read = buffer.filled().len() > before;
-        if has_read
-            && this.phase.0.compare_exchange(WAITING, HEAD, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        {
+        let goes_on = |from: u8| {
+            this.phase.0.compare_exchange(from, HEAD, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        if has_read && goes_on(WAITING) || goes_on(WAITING_FOR_STRANGER) {
             this.deadline.as_mut().reset(tokio::time::Instant::now() + this.head_max);
         }
         let in_head = this.phase.0.load(Ordering::Relaxed) == HEAD;
@@ -147,9 +149,9 @@ mod tests {
         let (mut peer, mut ours, phase) = connection();
         peer.write_all(b"head").await.unwrap();
         assert_eq!(read(&mut ours).await.unwrap(), 4);
-        phase.begin(false);
+        phase.begin();
         assert_eq!(read(&mut ours).await.unwrap(), STILL_OPEN, "while it runs");
-        phase.end();
+        phase.end(true);
         assert_eq!(read(&mut ours).await.unwrap(), STILL_OPEN, "between two requests");
         peer.write_all(b"he").await.unwrap();
         assert_eq!(read(&mut ours).await.unwrap(), 2, "the next head has a limit of its own");
@@ -157,12 +159,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_of_many_requests_at_once_is_left_alone() {
+    async fn a_stranger_waits_for_its_next_request_no_longer_than_it_may_take_over_a_head() {
         let (mut peer, mut ours, phase) = connection();
-        phase.begin(true);
-        phase.end();
-        peer.write_all(b"frame").await.unwrap();
-        assert_eq!(read(&mut ours).await.unwrap(), 5);
-        assert_eq!(read(&mut ours).await.unwrap(), STILL_OPEN);
+        peer.write_all(b"head").await.unwrap();
+        assert_eq!(read(&mut ours).await.unwrap(), 4);
+        phase.begin();
+        tokio::time::sleep(HEAD_MAX * 2).await;
+        phase.end(false);
+        peer.write_all(b"next").await.unwrap();
+        assert_eq!(read(&mut ours).await.unwrap(), 4, "the limit begins with the answer");
+        phase.begin();
+        phase.end(false);
+        assert_eq!(read(&mut ours).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -108,7 +108,12 @@ impl Supervisor {
                     kill(running.daemon, Signal::SIGKILL);
                     return Err(ServeError::Isolation);
                 }
-                if pid != running.daemon && pid != running.launcher || ending.is_some() {
+                if pid != running.daemon && pid != running.launcher {
+                    // A guest's that came to us: there may be more.
+                    bare::kill_strays(&[running.daemon, running.launcher].into());
+                    continue;
+                }
+                if ending.is_some() {
                     continue;
                 }
                 tracing::error!(
@@ -149,6 +154,9 @@ impl Supervisor {
     }
 
     fn start_launcher(&self) -> io::Result<(Pid, OwnedFd)> {
+        if self.settings.root() {
+            bare::end_leftovers()?;
+        }
         let (ours, theirs) = packet::pair()?;
         let pid = launcher_stage(&self.settings, &self.log, theirs.as_fd())?;
         Ok((pid, ours))

@@ -84,7 +84,7 @@ class Zygote(unittest.TestCase):
         self.assertEqual(one.call("x = 1\nprint(x)")["stdout"], "1\n")
         self.assertEqual(two.call("'x' in globals(), 'harness' in __import__('sys').modules")["result"], "(False, False)")
         got = two.call("import os, subprocess\nsorted(os.environ), subprocess.run(['env'], capture_output=True, text=True).stdout.count('=')")
-        names = "['HOME', 'LANG', 'LOGNAME', 'MPLBACKEND', 'OPENBLAS_NUM_THREADS', 'PATH', 'TMPDIR', 'USER']"
+        names = "['HOME', 'LANG', 'LOGNAME', 'MPLBACKEND', 'OPENBLAS_NUM_THREADS', 'PATH', 'SHELL', 'TMPDIR', 'USER']"
         self.assertTrue(got["result"].startswith("(" + names), got)
         self.assertEqual(one.call("1/0")["error"]["traceback"][-1], "ZeroDivisionError: division by zero")
         self.assertEqual(one.call("import sys; repr(sys.stdin.read()), sys.argv")["result"], "(\"''\", [''])")

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use caisson::launcher::plan::{End, Profile};
 
+use crate::support::guest::STUBBORN;
 use crate::support::service::{Service, Who};
 use crate::support::stand::{fresh_dir, fresh_space, text};
 use crate::support::{common_stand, own_stand, plan, proc, skip};
@@ -14,24 +15,6 @@ use crate::support::{common_stand, own_stand, plan, proc, skip};
 const GUESTS: usize = 20;
 /// How long the kernel may take to end them on a busy machine; the launcher itself waits 5 s for a daemon.
 const GONE_MAX: Duration = Duration::from_secs(20);
-
-/// Three processes that have left their session and parent, and ignore what can be ignored.
-const STUBBORN: &str = r#"
-import os, signal, time
-for n in range(3):
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork():
-            os._exit(0)
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_IGN)
-        for fd in range(5):
-            try: os.close(fd)
-            except OSError: pass
-        while True:
-            time.sleep(1)
-print("up")
-"#;
 
 /// A directory that goes away, whatever the test does.
 struct Dir(PathBuf);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use caisson::launcher::plan::{Account, LaunchPlan, Profile};
 use caisson::launcher::posture::Posture;
 
+use crate::support::guest::STUBBORN;
 use crate::support::service::{Service, Who};
 use crate::support::stand::{Lack, ORDINARY, fresh_dir, fresh_space, text};
 use crate::support::{CAISSON, Guest, Stand, missing, plan, proc, skip, strict};
@@ -209,7 +210,9 @@ fn without_namespaces_root_keeps_each_space_to_itself() {
          process=lambda: os.kill({other_pid}, 0), launcher=lambda: os.kill({launcher}, 0), memory=lambda: open('/proc/{launcher}/mem', 'rb'),\n\
          status=lambda: open('/proc/{other_pid}/status'), tmp=lambda: open('/tmp/x', 'w'), shm=lambda: open('/dev/shm/x', 'w'),\n\
          tcp=lambda: socket.socket(socket.AF_INET), udp=lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM), unix=lambda: socket.socket(socket.AF_UNIX),\n\
-         sysv=lambda: call(29, 1234, 4096, 0o1600), root=lambda: os.setuid(0), group=lambda: os.setgroups([0]), above=lambda: os.listdir('../..'))",
+         sysv=lambda: call(29, 1234, 4096, 0o1600), root=lambda: os.setuid(0), group=lambda: os.setgroups([0]), above=lambda: os.listdir('../..'),\n\
+         stat=lambda: os.stat({secret:?}), mode=lambda: os.chmod({secret:?}, 0o777), time=lambda: os.utime({secret:?}), attribute=lambda: os.setxattr({secret:?}, 'user.x', b'1'),\n\
+         enter=lambda: os.chdir(os.path.dirname({secret:?})), watch=lambda: call(254, call(294, 0) or 0, b'/usr', 1), nice=lambda: os.setpriority(os.PRIO_PROCESS, {other_pid}, 19), pin=lambda: os.sched_setaffinity({other_pid}, [0]))",
         launcher = stand.launcher,
     ));
     for (name, errno) in refused.as_object().expect("an object") {
@@ -230,23 +233,6 @@ fn without_namespaces_root_keeps_each_space_to_itself() {
     }
 }
 
-/// Processes that have left their session, their parent and every descriptor.
-const HIDE: &str = r#"
-import os, signal, time
-for n in range(3):
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork():
-            os._exit(0)
-        for number in range(1, 32):
-            try: signal.signal(number, signal.SIG_IGN)
-            except (OSError, ValueError): pass
-        os.closerange(0, 64)
-        while True:
-            time.sleep(1)
-print("up")
-"#;
-
 fn of_uid(uid: u32) -> Vec<Who> {
     let same = |pid: &i32| proc::uid(*pid) == Some(uid) && proc::lives(*pid);
     proc::all().into_iter().filter(same).filter_map(Who::of).collect()
@@ -259,7 +245,7 @@ fn without_a_pid_namespace_what_hides_still_ends_with_its_sandbox() {
         let space = fresh_space();
         let mut guest = stand.guest(plan(space));
         let uid = guest.attestation.host_uid;
-        assert_eq!(guest.say(HIDE), "up");
+        assert_eq!(guest.say(STUBBORN), "up");
         proc::until("guest and strays are there", GONE_MAX, || of_uid(uid).len() == 4);
         if init_dies {
             // It is the ancestor of all of them, and has the id before the guest's.
@@ -276,13 +262,48 @@ fn without_a_pid_namespace_what_hides_still_ends_with_its_sandbox() {
     // A neighbour in the same space, under the same id, goes on.
     let space = fresh_space();
     let (mut one, mut two) = (stand.guest(plan(space)), stand.guest(plan(space)));
-    assert_eq!((one.say(HIDE), two.say(HIDE)), ("up".to_owned(), "up".to_owned()));
+    assert_eq!((one.say(STUBBORN), two.say(STUBBORN)), ("up".to_owned(), "up".to_owned()));
     let uid = one.attestation.host_uid;
     proc::until("both are there", GONE_MAX, || of_uid(uid).len() == 8);
     one.end();
     proc::until("one is left", GONE_MAX, || of_uid(uid).len() == 4);
     assert_eq!(two.say("print(6 * 7)"), "42");
 }
+
+#[test]
+fn without_namespaces_no_space_ever_gets_the_ids_of_anothers_folder() {
+    let state = fresh_dir();
+    fs::set_permissions(&state, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("our own");
+    let outcome = (|| -> Result<(), String> {
+        let mut owners = HashSet::new();
+        for _ in 0..3 {
+            let stand = Stand::start_lacking(Lack::Namespaces, |settings| {
+                settings.state_dir = state.join("launcher")
+            })?;
+            let mut guest = stand.guest(plan(fresh_space()));
+            guest.say("print(1)");
+            assert!(owners.insert(guest.attestation.host_uid), "an id of a closed space was given out again");
+            stand.finish();
+        }
+        Ok(())
+    })();
+    let _ = fs::remove_dir_all(&state);
+    if let Err(reason) = outcome {
+        skip(&reason);
+    }
+}
+
+/// A process that is never there for long: each has a child and ends.
+const CHAIN: &str = r#"
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        if os.fork():
+            os._exit(0)
+        time.sleep(0.0005)
+print("up")
+"#;
 
 #[test]
 fn without_a_pid_namespace_a_killed_launcher_still_takes_its_guests_with_it() {
@@ -292,11 +313,20 @@ fn without_a_pid_namespace_a_killed_launcher_still_takes_its_guests_with_it() {
         let service = Service::start_lacking(&dir, Lack::Namespaces)?;
         let kept = "import os; path = os.path.join(os.environ['HOME'], 'kept'); open(path, 'w').write('still here'); print(os.getuid())";
         let uid: u32 = service.run_soon("one", kept).parse().expect("a number");
-        assert_eq!(service.run_soon("one", HIDE), "up");
-        proc::until("guest and strays are there", GONE_MAX, || of_uid(uid).len() >= 4);
+        assert_eq!(service.run_soon("one", STUBBORN), "up");
+        assert_eq!(service.run_soon("chain", CHAIN), "up");
+        proc::until("guests and strays are there", GONE_MAX, || of_uid(uid).len() >= 6);
         let before = of_uid(uid);
+        // A slot that is made meanwhile runs no cell and is no chain.
+        let links = || {
+            of_uid(uid)
+                .into_iter()
+                .filter(|who| proc::session_of(who.0) != Some(who.0) && !before.contains(who))
+        };
+        assert!((0..200).any(|_| links().count() > 0), "control: the chain moves on");
         proc::kill(service.stage("launcher").expect("it lives").0);
         proc::until("none of them is left", GONE_MAX, || before.iter().all(|who| !who.lives()));
+        proc::until("the chain has ended", GONE_MAX, || (0..20).all(|_| links().count() == 0));
         let read = "import os; print(open(os.path.join(os.environ['HOME'], 'kept')).read())";
         assert_eq!(service.run_soon("two", read), "still here");
         Ok(())
@@ -323,16 +353,23 @@ fn with_neither_root_nor_namespaces_a_guest_reaches_nothing_else_of_its_account(
     let refused = guest.ask(&format!(
         "answers(file=lambda: open({file:?}), theirs=lambda: open({secret:?}), signal=lambda: os.kill({launcher}, 0), neighbour=lambda: os.kill({other_pid}, 9),\n\
          memory=lambda: open('/proc/{launcher}/mem', 'rb'), environ=lambda: open('/proc/{other_pid}/environ', 'rb'), trace=lambda: call(101, 16, {other_pid}, 0, 0),\n\
-         read=lambda: call(310, {other_pid}, 0, 0, 0, 0, 0), tcp=lambda: socket.socket(socket.AF_INET), unix=lambda: socket.socket(socket.AF_UNIX))",
+         read=lambda: call(310, {other_pid}, 0, 0, 0, 0, 0), tcp=lambda: socket.socket(socket.AF_INET), unix=lambda: socket.socket(socket.AF_UNIX),\n\
+         mode=lambda: os.chmod({file:?}, 0o777), owner=lambda: os.chown({file:?}, -1, -1), time=lambda: os.utime({file:?}), attribute=lambda: os.setxattr({file:?}, 'user.x', b'1'),\n\
+         nice=lambda: os.setpriority(os.PRIO_PROCESS, {launcher}, 19), pin=lambda: os.sched_setaffinity({launcher}, [0]))",
         launcher = stand.launcher,
     ));
     for (name, errno) in refused.as_object().expect("an object") {
         assert!(matches!(errno.as_str(), Some("EPERM" | "EACCES")), "{name}: {refused}");
     }
+    let own = guest.ask(
+        "own = open('own', 'w')\n\
+         answers(mode=lambda: os.fchmod(own.fileno(), 0o600), nice=lambda: os.setpriority(os.PRIO_PROCESS, 0, 5), pin=lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)))",
+    );
+    assert_eq!(own, serde_json::json!({"mode": null, "nice": null, "pin": null}), "its own it may change");
     // Controls: the account itself may read it, and the neighbour is alive.
     assert!(text(&file) == "42" && proc::lives(other_pid));
     assert_eq!(other.say("print(open('secret').read())"), "42");
-    assert_eq!(guest.say(HIDE), "up");
+    assert_eq!(guest.say(STUBBORN), "up");
     // Strays have their guest's words; both guests, and three strays.
     let interpreters = || {
         let running = |pid: &Who| proc::arguments(pid.0).iter().any(|word| word.ends_with("/harness.py"));

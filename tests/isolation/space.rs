@@ -92,6 +92,28 @@ print(json.dumps(out))
 }
 
 #[test]
+fn a_guest_that_shuts_itself_out_of_its_space_does_not_shut_out_the_next() {
+    let stand = common_stand!();
+    let space = fresh_space();
+    let mut guest = stand.guest(plan(space));
+    // Ready shells of this space have their mounts already.
+    guest.say("import os\nfor path in ('/home/sandbox', '/mnt/data', '/tmp'): os.chmod(path, 0)");
+    for plan in [plan(space), strict(space)] {
+        let mut next = stand.guest(plan);
+        assert_eq!(
+            next.say("import os; open('/mnt/data/x', 'w').close(); print(os.getcwd())"),
+            "/home/sandbox"
+        );
+    }
+    // Control: what it may do to others of its space it may still do.
+    guest.say("os.chmod('/mnt/data', 0o700)");
+    assert_eq!(
+        stand.guest(plan(space)).say("import os; print(oct(os.stat('/mnt/data').st_mode & 0o777))"),
+        "0o700"
+    );
+}
+
+#[test]
 fn two_sandboxes_of_a_space_share_files_and_no_uid_and_no_process() {
     let stand = common_stand!();
     let space = fresh_space();

@@ -15,6 +15,24 @@ use super::{Stand, proc, scaled};
 /// How long a cell may run on a busy machine.
 const CELL_MAX: Duration = Duration::from_secs(60);
 
+/// Three processes that have left their session and parent, and ignore what can be ignored.
+pub(crate) const STUBBORN: &str = r#"
+import os, signal, time
+for n in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        for fd in range(5):
+            try: os.close(fd)
+            except OSError: pass
+        while True:
+            time.sleep(1)
+print("up")
+"#;
+
 /// A sandbox with its interpreter. Dropping it ends it.
 pub(crate) struct Guest {
     pub(crate) stand: Arc<Stand>,

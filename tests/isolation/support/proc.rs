@@ -88,3 +88,10 @@ pub(crate) fn until(what: &str, max: Duration, mut holds: impl FnMut() -> bool) 
         std::thread::sleep(Duration::from_millis(20));
     }
 }
+
+/// The session that a process belongs to, by the pid of its first.
+pub(crate) fn session_of(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, after) = stat.rsplit_once(") ")?;
+    after.split(' ').nth(3)?.parse().ok()
+}
