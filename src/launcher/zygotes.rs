@@ -354,10 +354,11 @@ mod apart {
         let answers = std::thread::spawn(move || {
             raw::prctl(raw::PR_SET_NO_NEW_PRIVS, 1, 0).expect("always allowed");
             keep_apart().expect("a domain, or a kernel without");
-            let inside = std::process::Command::new("sleep").arg("60").spawn().expect("it starts");
+            let mut inside = std::process::Command::new("sleep").arg("60").spawn().expect("it starts");
             let own = Pid::from_raw(inside.id() as i32);
             let answers = (nix::sys::signal::kill(pid, None), nix::sys::signal::kill(own, None));
-            let _ = nix::sys::signal::kill(own, nix::sys::signal::Signal::SIGKILL);
+            let _ = inside.kill();
+            let _ = inside.wait();
             answers
         });
         let answers = answers.join().expect("no panic");
