@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::launcher::posture::Posture;
 
+mod endpoint;
 mod keys;
 mod layers;
 mod raw;
@@ -18,6 +19,7 @@ mod resolve;
 mod tests;
 mod value;
 
+pub use endpoint::EndpointConfig;
 pub use keys::{ApiKey, DEFAULT_TENANT, KeyDigest};
 pub use layers::{Effective, FileText, Flags, Layers, Source, effective, template};
 

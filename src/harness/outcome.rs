@@ -204,9 +204,9 @@ fn stderr_text(text: String) -> Output {
 }
 
 /// Characters that result and error may still take.
-struct Budget {
-    chars_left: usize,
-    cut: bool,
+pub(crate) struct Budget {
+    pub(crate) chars_left: usize,
+    pub(crate) cut: bool,
 }
 
 impl Budget {
@@ -219,7 +219,7 @@ impl Budget {
         text
     }
 
-    fn cut_error(&mut self, error: ErrorOutput) -> ErrorOutput {
+    pub(crate) fn cut_error(&mut self, error: ErrorOutput) -> ErrorOutput {
         let ename = error.ename.chars().take(ENAME_CHARS_MAX).collect();
         let evalue = self.cut(error.evalue);
         // From the end: the last line says what happened, the first ones only how it came to it.
