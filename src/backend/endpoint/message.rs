@@ -130,7 +130,7 @@ pub(super) fn encode<C: Serialize>(form: Form, request: Request<'_, C>) -> Frame
 }
 
 /// The table of offsets and the parts behind it.
-fn join(parts: &[Vec<u8>]) -> Vec<u8> {
+pub(super) fn join(parts: &[Vec<u8>]) -> Vec<u8> {
     let count = parts.len() + 1;
     let mut out = (count as u64).to_le_bytes().to_vec();
     let mut at = 8 * (count + 1);

@@ -21,6 +21,11 @@ mod outcome;
 mod rest;
 mod watch;
 
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod tests;
+
 pub use kernel::{INTERRUPT_GRACE, RemoteKernel, RemoteRan};
 pub use outcome::{Lost, RemoteEnding, RemoteOutcome};
 pub use rest::RestError;
