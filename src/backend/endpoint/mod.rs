@@ -24,6 +24,8 @@ mod watch;
 #[cfg(test)]
 mod fake;
 #[cfg(test)]
+mod real;
+#[cfg(test)]
 mod tests;
 
 pub use kernel::{INTERRUPT_GRACE, RemoteKernel, RemoteRan};

@@ -69,7 +69,7 @@ impl RestError {
 pub(super) struct KernelId(String);
 
 impl KernelId {
-    fn parse(raw: String) -> Option<KernelId> {
+    pub(super) fn parse(raw: String) -> Option<KernelId> {
         let fits = raw.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
         (fits && !raw.is_empty() && raw.len() <= NAME_BYTES_MAX).then_some(KernelId(raw))
     }
