@@ -33,7 +33,7 @@ pub(super) enum Answer {
     Silence,
 }
 
-type Later = Pin<Box<dyn Future<Output = Option<Wire>> + Send>>;
+pub(super) type Later = Pin<Box<dyn Future<Output = Option<Wire>> + Send>>;
 type OnRequest = dyn Fn(&str) -> Answer + Send + Sync;
 type OnCell = dyn Fn(Wire, Cell) -> Later + Send + Sync;
 type OnConnection = dyn Fn(Wire, usize) -> Later + Send + Sync;
@@ -189,8 +189,9 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
         Answer::Honest => honest(&request),
         other => other,
     };
-    let mut unread = vec![0_u8; 64 * 1024];
-    stream.read(&mut unread).await.expect("it was peeked at");
+    // What is left unread at the end would turn it into a reset.
+    let mut head = vec![0_u8; head.len()];
+    stream.read_exact(&mut head).await.expect("it was peeked at");
     match answer {
         Answer::Silence => std::future::pending().await,
         Answer::Raw(bytes) => {
@@ -238,6 +239,7 @@ fn honest(request: &str) -> Answer {
     }
 }
 
+#[expect(clippy::result_large_err, reason = "the type of a callback of tungstenite's")]
 async fn channels(stream: TcpStream, shared: Arc<Shared>) {
     let form = shared.script.form;
     let choose = |_: &Handshake, mut response: Response| {

@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::backend::endpoint::EndpointError;
 use crate::backend::endpoint::collect::{Collector, ReplyIn};
 use crate::backend::endpoint::link::{Heard, Idle, Link};
-use crate::backend::endpoint::message::{Channel, Message, Request, read};
+use crate::backend::endpoint::message::{Channel, Form, Message, Request, read};
 use crate::backend::endpoint::outcome::{Lost, RemoteEnding, RemoteOutcome};
 use crate::backend::endpoint::rest::{KernelId, Rest, RestError};
 use crate::backend::endpoint::watch::Watch;
@@ -130,6 +130,7 @@ pub struct RemoteKernel {
     name: String,
     /// Ours; the server keeps for it what comes while the connection is away.
     session: String,
+    form: Form,
     /// Of the kernel's process, as it last answered.
     process: String,
     idle: Option<Idle>,
@@ -164,7 +165,8 @@ impl RemoteKernel {
             Ok(prepared) => prepared?,
             Err(_elapsed) => return Err(EndpointError::NotReady(RestError::Timeout(READY_MAX))),
         };
-        Ok(RemoteKernel { lease, name: name.to_owned(), session, process, idle: Some(Idle::new(link)) })
+        let (name, form) = (name.to_owned(), link.form());
+        Ok(RemoteKernel { lease, name, session, form, process, idle: Some(Idle::new(link)) })
     }
 
     /// Its kernel specification's name.
@@ -318,7 +320,7 @@ impl RemoteKernel {
     }
 
     async fn connect(&self) -> Result<Link, RestError> {
-        Link::open(&self.lease.rest, &self.lease.id, &self.session).await
+        Link::reopen(&self.lease.rest, &self.lease.id, &self.session, self.form).await
     }
 
     async fn send<C: Serialize>(

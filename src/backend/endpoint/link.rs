@@ -48,30 +48,38 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Connects to the channels of a kernel. A server that kept what came since the connection of the same
-    /// `session` broke sends it now.
+    /// Connects to the channels of a kernel for the first time, in the form that its server speaks.
     pub(super) async fn open(rest: &Rest, id: &KernelId, session: &str) -> Result<Link, RestError> {
-        let opened = async {
-            match Link::open_as(rest, id, session, Form::Offsets).await {
-                Err(WsOrRest::Ws(WsError::Protocol(ProtocolError::SecWebSocketSubProtocolError(
-                    SubProtocolError::NoSubProtocol,
-                )))) => Link::open_as(rest, id, session, Form::Json).await,
-                other => other,
-            }
-        };
-        match timeout(REQUEST_MAX, opened).await {
-            Ok(Ok(link)) => Ok(link),
-            Ok(Err(WsOrRest::Rest(error))) => Err(error),
-            Ok(Err(WsOrRest::Ws(error))) => Err(refusal(error)),
-            Err(_elapsed) => Err(RestError::Timeout(REQUEST_MAX)),
+        match Link::within_time(Link::open_as(rest, id, session, Form::Offsets)).await {
+            Err(RestError::NoSubprotocol) => Link::reopen(rest, id, session, Form::Json).await,
+            other => other,
         }
     }
 
-    async fn open_as(rest: &Rest, id: &KernelId, session: &str, form: Form) -> Result<Link, WsOrRest> {
+    /// Connects once more, in the form known from the first time. A server that kept what came since the
+    /// connection of the same `session` broke sends it now, and only once.
+    pub(super) async fn reopen(
+        rest: &Rest,
+        id: &KernelId,
+        session: &str,
+        form: Form,
+    ) -> Result<Link, RestError> {
+        Link::within_time(Link::open_as(rest, id, session, form)).await
+    }
+
+    pub(super) fn form(&self) -> Form {
+        self.form
+    }
+
+    async fn within_time(opened: impl Future<Output = Result<Link, RestError>>) -> Result<Link, RestError> {
+        timeout(REQUEST_MAX, opened).await.unwrap_or(Err(RestError::Timeout(REQUEST_MAX)))
+    }
+
+    async fn open_as(rest: &Rest, id: &KernelId, session: &str, form: Form) -> Result<Link, RestError> {
         let config = rest.config();
         let (authority, path, id) = (config.authority(), config.path(), id.as_str());
         let url = format!("ws://{authority}{path}/api/kernels/{id}/channels?session_id={session}");
-        let mut request = url.into_client_request().map_err(WsOrRest::Ws)?;
+        let mut request = url.into_client_request().map_err(refusal)?;
         let headers = request.headers_mut();
         if let Some(authorization) = rest.authorization() {
             headers.insert(AUTHORIZATION, authorization.clone());
@@ -82,9 +90,8 @@ impl Link {
         let limits = WebSocketConfig::default()
             .max_message_size(Some(MESSAGE_BYTES_MAX))
             .max_frame_size(Some(MESSAGE_BYTES_MAX));
-        let stream = rest.connect().await.map_err(WsOrRest::Rest)?;
-        let (socket, _) =
-            client_async_with_config(request, stream, Some(limits)).await.map_err(WsOrRest::Ws)?;
+        let stream = rest.connect().await?;
+        let (socket, _) = client_async_with_config(request, stream, Some(limits)).await.map_err(refusal)?;
         Ok(Link { socket, form })
     }
 
@@ -112,11 +119,6 @@ impl Link {
     }
 }
 
-enum WsOrRest {
-    Ws(WsError),
-    Rest(RestError),
-}
-
 /// A failed handshake in the words of the other exchanges.
 fn refusal(error: WsError) -> RestError {
     match error {
@@ -125,6 +127,9 @@ fn refusal(error: WsError) -> RestError {
             other => RestError::Status(other),
         },
         WsError::Io(error) => RestError::Connect(error),
+        WsError::Protocol(ProtocolError::SecWebSocketSubProtocolError(SubProtocolError::NoSubProtocol)) => {
+            RestError::NoSubprotocol
+        }
         _ => RestError::Garbled,
     }
 }

@@ -59,11 +59,11 @@ fn displays(outcome: &RemoteOutcome) -> Vec<&Bundle> {
 }
 
 fn enames(outcome: &RemoteOutcome) -> Vec<&str> {
-    let ename = |output| match output {
-        &Output::Error(ref error) => Some(error.ename.as_str()),
+    let errors = outcome.outputs.iter().filter_map(|output| match output {
+        Output::Error(error) => Some(error.ename.as_str()),
         _ => None,
-    };
-    outcome.outputs.iter().filter_map(ename).collect()
+    });
+    errors.collect()
 }
 
 async fn exists(endpoint: &Endpoint, kernel: &str) -> bool {

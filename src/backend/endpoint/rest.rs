@@ -52,6 +52,8 @@ pub enum RestError {
     Unauthorized(u16),
     #[error("status {0}")]
     Status(u16),
+    #[error("the server does not speak the subprotocol")]
+    NoSubprotocol,
     #[error("an answer that is none of a Jupyter server")]
     Garbled,
 }

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_tungstenite::tungstenite::Message as Frame;
 
-use super::fake::{Answer, Cell as FakeCell, Fake, Script, TOKEN, Wire, echo};
+use super::fake::{Answer, Cell as FakeCell, Fake, Later, Script, TOKEN, Wire, echo};
 use super::link::MESSAGE_BYTES_MAX;
 use super::message::Form;
 use super::*;
@@ -315,9 +315,7 @@ async fn whoever_goes_away_leaves_no_kernel() {
 // --- lost connections ------------------------------------------------------------------------------------------
 
 /// Drops the connection of a cell before its end; what comes later is sent over the next one.
-fn dropping(
-    rest: fn(Wire, FakeCell) -> std::pin::Pin<Box<dyn Future<Output = Option<Wire>> + Send>>,
-) -> Script {
+fn dropping(rest: fn(Wire, FakeCell) -> Later) -> Script {
     let running: Arc<Mutex<Option<FakeCell>>> = Arc::default();
     let known = Arc::clone(&running);
     Script::cells(move |mut wire, cell| {
@@ -340,24 +338,25 @@ fn dropping(
 
 #[tokio::test]
 async fn a_connection_lost_in_a_cell_comes_back_with_the_rest() {
-    let script = dropping(|mut wire, cell| {
-        Box::pin(async move {
-            wire.print(&cell, "second").await;
-            wire.end(&cell, json!({"status": "ok"})).await;
-            Some(wire)
-        })
-    });
-    let (fake, endpoint) = Fake::start(script).await;
-    let ran = run(kernel(&endpoint).await, "x").await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::Completed);
-    assert_eq!(ran.outcome.outputs, [stream(Stream::Stdout, "first second")]);
-    let sessions: Vec<String> = fake
-        .heads()
-        .iter()
-        .filter_map(|head| head.lines().next()?.split_once("session_id=").map(|(_, id)| id.to_owned()))
-        .collect();
-    assert_eq!(sessions.len(), 2);
-    assert_eq!(sessions[0], sessions[1], "the server keeps what comes for a session");
+    for form in [Form::Offsets, Form::Json] {
+        let script = dropping(|mut wire, cell| {
+            Box::pin(async move {
+                wire.print(&cell, "second").await;
+                wire.end(&cell, json!({"status": "ok"})).await;
+                Some(wire)
+            })
+        });
+        let (fake, endpoint) = Fake::start(Script { form, ..script }).await;
+        let ran = run(kernel(&endpoint).await, "x").await;
+        assert_eq!(ran.outcome.ending, RemoteEnding::Completed);
+        assert_eq!(ran.outcome.outputs, [stream(Stream::Stdout, "first second")]);
+        let session =
+            |head: &String| head.lines().next()?.split_once("session_id=").map(|(_, id)| id.to_owned());
+        let sessions: Vec<String> = fake.heads().iter().filter_map(session).collect();
+        // The subprotocol is offered once: a second connection of the session would take what was kept.
+        assert_eq!(sessions.len(), if form == Form::Offsets { 2 } else { 3 });
+        assert!(sessions.iter().all(|it| *it == sessions[0]), "the server keeps what comes for a session");
+    }
 }
 
 #[tokio::test]
@@ -575,7 +574,8 @@ async fn a_server_that_cannot_be_used_is_not_reachable() {
     let answer = |answer: fn() -> Answer| {
         move |request: &str| if request == LOOKED { answer() } else { Answer::Honest }
     };
-    let cases: [(&str, fn() -> Answer); 10] = [
+    type Case = (&'static str, fn() -> Answer);
+    let cases: [Case; 10] = [
         ("no token", || Answer::Json(403, json!({"message": "Forbidden"}))),
         ("redirect", || {
             Answer::Raw(
