@@ -282,7 +282,9 @@ fn links_of_the_documents_lead_somewhere() {
 
 #[test]
 fn python_pins_are_exact() {
-    for list in ["deploy/python-requirements.txt", "tests/suites-requirements.txt"] {
+    for list in
+        ["deploy/python-requirements.txt", "tests/endpoint-requirements.txt", "tests/suites-requirements.txt"]
+    {
         for line in read(&root().join(list)).lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
         {
             let exact = line

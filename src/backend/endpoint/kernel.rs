@@ -44,6 +44,9 @@ const RECONNECTS_MAX: u32 = 1;
 const SETTLE_MAX: Duration = Duration::from_secs(2);
 /// Most frames that one cell may send. A server lets a thousand a second through, and a cell has 15 minutes.
 const FRAMES_MAX: u32 = 2_000_000;
+/// How often the deletion of a kernel is tried, and the pause between two tries.
+const DELETES_MAX: u32 = 5;
+const DELETE_PAUSE: Duration = Duration::from_secs(1);
 /// What `input()` reads as the end of its file in `ipykernel`.
 const END_OF_INPUT: &str = "\u{4}";
 
@@ -112,14 +115,24 @@ impl Drop for Lease {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         if self.held {
             let (rest, id) = (Arc::clone(&self.rest), self.id.clone());
-            runtime.spawn(async move { delete(&rest, &id).await });
+            let deletions = rest.deletions().clone();
+            deletions.spawn_on(async move { delete(&rest, &id).await }, &runtime);
         }
     }
 }
 
+/// Deletes a kernel. `jupyter-server` answers 500 while it starts a dead process again, and keeps the kernel.
 async fn delete(rest: &Rest, id: &KernelId) {
-    if let Err(error) = rest.delete(id).await {
-        tracing::warn!(endpoint = rest.config().shown(), kernel = id.as_str(), %error, "a kernel was not deleted");
+    let mut tries_left = DELETES_MAX;
+    loop {
+        let Err(error) = rest.delete(id).await else { return };
+        tries_left -= 1;
+        if tries_left == 0 || matches!(error, RestError::Unauthorized(_)) {
+            let endpoint = rest.config().shown();
+            tracing::warn!(endpoint, kernel = id.as_str(), %error, "a kernel was not deleted");
+            return;
+        }
+        sleep(DELETE_PAUSE).await;
     }
 }
 
@@ -179,8 +192,8 @@ impl RemoteKernel {
         self.lease.id.as_str()
     }
 
-    /// Deletes it and waits until the server has. Dropping it does the same behind the caller's back, as
-    /// long as the runtime lives.
+    /// Deletes it and waits until the server has. Dropping it does the same behind the caller's back; see
+    /// [`super::Endpoint::settle`].
     pub async fn shutdown(self) {
         self.lease.release().await;
     }

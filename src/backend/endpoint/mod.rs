@@ -153,6 +153,20 @@ impl Endpoint {
         error
     }
 
+    /// Waits until the server has deleted the kernels that were dropped, for a last time: the end of the
+    /// runtime would leave them there.
+    pub async fn settle(&self, time_max: Duration) {
+        let deletions = self.rest.deletions();
+        deletions.close();
+        if tokio::time::timeout(time_max, deletions.wait()).await.is_err() {
+            tracing::warn!(
+                endpoint = self.shown(),
+                kernels = deletions.len(),
+                "kernels were not deleted in time"
+            );
+        }
+    }
+
     async fn look_now(&self) -> Vec<String> {
         let kernels = match self.rest.kernels().await {
             Ok(kernels) if kernels.is_empty() => {

@@ -23,8 +23,14 @@ fn config() -> EndpointConfig {
     EndpointConfig::parse(&url, None).expect("a URL of a server")
 }
 
-async fn kernel() -> RemoteKernel {
-    Endpoint::new(config()).start(None, None).await.expect("the server starts kernels")
+async fn kernel(endpoint: &Endpoint) -> RemoteKernel {
+    endpoint.start(None, None).await.expect("the server starts kernels")
+}
+
+/// Leaves nothing on the server.
+async fn finish(endpoint: &Endpoint, ran: RemoteRan) {
+    drop(ran);
+    endpoint.settle(Duration::from_secs(10)).await;
 }
 
 async fn run(kernel: RemoteKernel, code: &str) -> RemoteRan {
@@ -39,7 +45,8 @@ async fn run_for(kernel: RemoteKernel, code: &str, limit: Duration) -> RemoteRan
 
 /// Runs cells one after the other in one kernel; the last one's outcome.
 async fn cells(codes: &[&str]) -> RemoteOutcome {
-    let mut kernel = kernel().await;
+    let endpoint = Endpoint::new(config());
+    let mut kernel = kernel(&endpoint).await;
     let mut outcome = None;
     for code in codes {
         let ran = run(kernel, code).await;
@@ -141,7 +148,8 @@ async fn text_of_every_kind_arrives() {
 #[tokio::test]
 #[ignore = "needs a Jupyter server"]
 async fn a_cell_over_its_time_is_interrupted_and_names_stay() {
-    let ran = run(kernel().await, "x = 41").await;
+    let endpoint = Endpoint::new(config());
+    let ran = run(kernel(&endpoint).await, "x = 41").await;
     let limit = Duration::from_secs(1);
     let code = "import time\nprint('before', flush=True)\nwhile True: time.sleep(0.1)";
     let ran = run_for(ran.kernel.expect("it goes on"), code, limit).await;
@@ -150,6 +158,7 @@ async fn a_cell_over_its_time_is_interrupted_and_names_stay() {
     assert_eq!(ran.outcome.stream(Stream::Stdout), "before\n");
     let ran = run(ran.kernel.expect("it goes on"), "print(x + 1)").await;
     assert_eq!(ran.outcome.stream(Stream::Stdout), "42\n");
+    finish(&endpoint, ran).await;
 }
 
 #[tokio::test]
@@ -166,22 +175,20 @@ async fn a_kernel_that_ignores_the_interrupt_is_deleted() {
     let ran = run_for(kernel, code, limit).await;
     assert_eq!(ran.outcome.ending, RemoteEnding::GivenUp { timeout: limit });
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    let mut tries = 0;
-    while exists(&endpoint, &id).await {
-        tries += 1;
-        assert!(tries < 100, "it is still there");
-        sleep(Duration::from_millis(100)).await;
-    }
+    finish(&endpoint, ran).await;
+    assert!(!exists(&endpoint, &id).await);
 }
 
 #[tokio::test]
 #[ignore = "needs a Jupyter server"]
 async fn a_process_that_ends_is_noticed_within_seconds() {
+    let endpoint = Endpoint::new(config());
     let started = Instant::now();
-    let ran = run(kernel().await, "import os\nprint('last words', flush=True)\nos._exit(3)").await;
+    let ran = run(kernel(&endpoint).await, "import os\nprint('last words', flush=True)\nos._exit(3)").await;
     assert_eq!(ran.outcome.ending, RemoteEnding::Died);
     assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
     assert!(ran.kernel.is_none());
+    finish(&endpoint, ran).await;
 }
 
 #[tokio::test]
@@ -199,7 +206,7 @@ async fn a_stop_ends_a_cell_and_its_kernel() {
     };
     let (ran, ()) = tokio::join!(kernel.run(cell, CHARS_MAX, &mut stop), stopping);
     assert_eq!(ran.outcome.ending, RemoteEnding::Stopped(Stopped::ShuttingDown));
-    sleep(Duration::from_secs(4)).await;
+    finish(&endpoint, ran).await;
     assert!(!exists(&endpoint, &id).await);
 }
 
@@ -212,6 +219,7 @@ async fn a_working_directory_is_where_the_cells_run() {
     assert_eq!(ran.outcome.stream(Stream::Stdout), "/usr/lib\n");
     let error = endpoint.start(None, Some("/no/such")).await.expect_err("no directory");
     assert!(matches!(error, EndpointError::NotADirectory { .. }), "{error:?}");
+    finish(&endpoint, ran).await;
 }
 
 #[tokio::test]
@@ -263,13 +271,14 @@ async fn proxy(to: EndpointConfig, cut: Arc<Notify>, refuses: Arc<AtomicBool>) -
     port
 }
 
-async fn cut_in_a_cell(away: Duration) -> RemoteRan {
+async fn cut_in_a_cell(away: Duration) -> (Endpoint, RemoteRan) {
     let to = config();
     let token = to.authorization().and_then(|it| it.strip_prefix("token ").map(str::to_owned));
     let (cut, refuses) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
     let port = proxy(to, Arc::clone(&cut), Arc::clone(&refuses)).await;
     let near = EndpointConfig::parse(&format!("http://127.0.0.1:{port}"), token.as_deref()).expect("a URL");
-    let kernel = Endpoint::new(near).start(None, None).await.expect("a kernel");
+    let endpoint = Endpoint::new(near);
+    let kernel = kernel(&endpoint).await;
     let code = "import time\nprint('one', flush=True)\nfor n in range(4):\n  time.sleep(0.5)\n  print(n, flush=True)\n'end'";
     let cutting = async {
         sleep(Duration::from_millis(700)).await;
@@ -279,7 +288,7 @@ async fn cut_in_a_cell(away: Duration) -> RemoteRan {
         refuses.store(false, Ordering::SeqCst);
     };
     let (ran, ()) = tokio::join!(run(kernel, code), cutting);
-    ran
+    (endpoint, ran)
 }
 
 #[tokio::test]
@@ -287,11 +296,12 @@ async fn cut_in_a_cell(away: Duration) -> RemoteRan {
 async fn a_connection_cut_in_a_cell_loses_nothing() {
     // Back before the cell ends, and after.
     for away in [Duration::ZERO, Duration::from_millis(2500)] {
-        let ran = cut_in_a_cell(away).await;
+        let (endpoint, ran) = cut_in_a_cell(away).await;
         assert_eq!(ran.outcome.ending, RemoteEnding::Completed, "{away:?}: {:?}", ran.outcome);
         assert_eq!(ran.outcome.stream(Stream::Stdout), "one\n0\n1\n2\n3\n", "{away:?}");
         assert_eq!(displays(&ran.outcome)[0]["text/plain"], "'end'");
         let ran = run(ran.kernel.expect("it goes on"), "print(n)").await;
         assert_eq!(ran.outcome.stream(Stream::Stdout), "3\n");
+        finish(&endpoint, ran).await;
     }
 }

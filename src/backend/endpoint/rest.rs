@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::backend::endpoint::message::read;
 use crate::config::EndpointConfig;
@@ -115,6 +115,8 @@ struct SpecsIn {
 pub(super) struct Rest {
     config: EndpointConfig,
     authorization: Option<HeaderValue>,
+    /// What goes on behind the callers' backs and has to come to its end: kernels being deleted.
+    deletions: TaskTracker,
 }
 
 impl Rest {
@@ -124,7 +126,7 @@ impl Rest {
             value.set_sensitive(true);
             value
         });
-        Rest { config, authorization }
+        Rest { config, authorization, deletions: TaskTracker::new() }
     }
 
     pub(super) fn config(&self) -> &EndpointConfig {
@@ -133,6 +135,10 @@ impl Rest {
 
     pub(super) fn authorization(&self) -> Option<&HeaderValue> {
         self.authorization.as_ref()
+    }
+
+    pub(super) fn deletions(&self) -> &TaskTracker {
+        &self.deletions
     }
 
     /// A fresh connection.

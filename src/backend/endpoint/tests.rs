@@ -312,6 +312,35 @@ async fn whoever_goes_away_leaves_no_kernel() {
     fake.has_seen(DELETED).await;
 }
 
+#[tokio::test]
+async fn settling_waits_for_kernels_that_were_dropped() {
+    let slow = |request: &str| {
+        if request == DELETED {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        Answer::Honest
+    };
+    let (fake, endpoint) = Fake::start(Script::requests(slow)).await;
+    drop(kernel(&endpoint).await);
+    endpoint.settle(Duration::from_secs(5)).await;
+    assert_eq!(fake.count(DELETED), 1);
+    drop(kernel(&endpoint).await);
+    endpoint.settle(Duration::from_secs(5)).await;
+    assert_eq!(fake.count(DELETED), 2, "also when it was done before");
+}
+
+#[tokio::test]
+async fn a_deletion_that_fails_is_tried_again() {
+    let tries = AtomicUsize::new(0);
+    let on_request = move |request: &str| match request {
+        DELETED if tries.fetch_add(1, Ordering::SeqCst) == 0 => Answer::Json(500, json!({})),
+        _ => Answer::Honest,
+    };
+    let (fake, endpoint) = Fake::start(Script::requests(on_request)).await;
+    kernel(&endpoint).await.shutdown().await;
+    assert_eq!(fake.count(DELETED), 2);
+}
+
 // --- lost connections ------------------------------------------------------------------------------------------
 
 /// Drops the connection of a cell before its end; what comes later is sent over the next one.
