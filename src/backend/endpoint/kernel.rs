@@ -251,15 +251,21 @@ impl RemoteKernel {
     }
 
     async fn interrupt(&self, talk: &mut Talk, limit: Duration) -> RemoteEnding {
+        let give_up = Instant::now() + INTERRUPT_GRACE;
         let (rest, id) = (Arc::clone(&self.lease.rest), self.lease.id.clone());
-        tokio::spawn(async move {
+        let sent = tokio::spawn(async move {
             if let Err(error) = rest.interrupt(&id).await {
                 tracing::warn!(endpoint = rest.config().shown(), %error, "a kernel was not interrupted");
             }
         });
-        match timeout(INTERRUPT_GRACE, self.hear_out(talk)).await {
-            Ok(ending) if ending.leaves_kernel() => RemoteEnding::Interrupted { timeout: limit },
-            Ok(_) | Err(_) => RemoteEnding::GivenUp { timeout: limit },
+        let ended = timeout_at(give_up, self.hear_out(talk)).await;
+        // An interrupt that is still on its way would meet the next cell.
+        let is_usable =
+            ended.is_ok_and(RemoteEnding::leaves_kernel) && timeout_at(give_up, sent).await.is_ok();
+        if is_usable {
+            RemoteEnding::Interrupted { timeout: limit }
+        } else {
+            RemoteEnding::GivenUp { timeout: limit }
         }
     }
 

@@ -19,6 +19,8 @@ use crate::harness::frame::repair_surrogates;
 pub(super) const SUBPROTOCOL: &str = "v1.kernel.websocket.jupyter.org";
 /// Most parts a message may have; those beyond the fifth are buffers of widgets, which are not read.
 const OFFSETS_MAX: usize = 1024;
+/// Longest kind and ids of a message, in bytes. One with longer ones is none of ours.
+const ID_BYTES_MAX: usize = 1024;
 /// Version of the messaging protocol that is spoken.
 const VERSION: &str = "5.3";
 
@@ -145,12 +147,17 @@ pub(super) fn join(parts: &[Vec<u8>]) -> Vec<u8> {
 
 /// The message in a frame, or nothing when there is none: a ping, a close, garbage.
 pub(super) fn decode(form: Form, frame: Frame) -> Option<Message> {
-    match (form, frame) {
+    let message = match (form, frame) {
         (Form::Offsets, Frame::Binary(bytes)) => decode_offsets(&bytes),
         (Form::Json, Frame::Text(text)) => decode_json(&text.into()),
         (Form::Json, Frame::Binary(bytes)) => decode_json(&json_before_buffers(&bytes)?),
         _ => None,
-    }
+    };
+    let fits = |message: &Message| {
+        let kept = [&message.kind, &message.session, &message.parent];
+        kept.into_iter().all(|text| text.len() <= ID_BYTES_MAX)
+    };
+    message.filter(fits)
 }
 
 #[derive(Deserialize)]
@@ -307,6 +314,15 @@ mod tests {
         assert_eq!(read(br#"{"text":"a\ud800b"}"#).as_deref(), Some("a\u{fffd}b"));
         assert_eq!(read(b"{\"text\":\"a\xff\"}").as_deref(), Some("a\u{fffd}"));
         assert_eq!(read(br#"["a"]"#), None);
+    }
+
+    #[test]
+    fn a_message_with_endless_ids_is_none() {
+        for (bytes, is_one) in [(ID_BYTES_MAX, true), (ID_BYTES_MAX + 1, false)] {
+            let parent = json!({"msg_id": "x".repeat(bytes)}).to_string();
+            let frame = parts(&["iopub", r#"{"msg_type":"status"}"#, &parent, "{}", "{}"]);
+            assert_eq!(decode(Form::Offsets, frame).is_some(), is_one);
+        }
     }
 
     #[test]

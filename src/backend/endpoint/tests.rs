@@ -282,6 +282,22 @@ async fn a_kernel_that_ignores_the_interrupt_is_given_up_and_deleted() {
 }
 
 #[tokio::test]
+async fn an_interrupt_on_its_way_never_meets_the_next_cell() {
+    let script = Script::cells(|mut wire, cell| async move {
+        sleep(Duration::from_millis(400)).await;
+        wire.end(&cell, json!({"status": "ok"})).await;
+        Some(wire)
+    });
+    let on_request =
+        Box::new(|request: &str| if request == INTERRUPTED { Answer::Silence } else { Answer::Honest });
+    let (_fake, endpoint) = Fake::start(Script { on_request, ..script }).await;
+    let limit = Duration::from_millis(200);
+    let ran = run_for(kernel(&endpoint).await, "x", limit).await;
+    assert_eq!(ran.outcome.ending, RemoteEnding::GivenUp { timeout: limit });
+    assert!(ran.kernel.is_none());
+}
+
+#[tokio::test]
 async fn a_cell_is_stopped_and_its_kernel_deleted() {
     let (fake, endpoint) = Fake::start(Script::cells(|_wire, _cell| std::future::pending())).await;
     let kernel = kernel(&endpoint).await;
