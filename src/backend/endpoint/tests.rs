@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_tungstenite::tungstenite::Message as Frame;
+use tokio_tungstenite::tungstenite::protocol::frame::Frame as WsFrame;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::{Data, OpCode};
 
 use super::fake::{Answer, Cell as FakeCell, Fake, Later, Script, TOKEN, Wire, echo};
 use super::link::MESSAGE_BYTES_MAX;
@@ -565,37 +567,51 @@ async fn frames_that_are_no_messages_count_for_nothing() {
     assert_eq!(ran.outcome.outputs, [stream(Stream::Stdout, "x")]);
 }
 
+/// One message of more than the bound, whole or in pieces that are each below it.
+async fn send_too_much(wire: &mut Wire, whole: bool) {
+    let frame =
+        |code, bytes, last| Frame::Frame(WsFrame::message(vec![b'x'; bytes], OpCode::Data(code), last));
+    if whole {
+        wire.frame(frame(Data::Binary, MESSAGE_BYTES_MAX + 1, true)).await;
+        return;
+    }
+    let piece = MESSAGE_BYTES_MAX / 4;
+    wire.frame(frame(Data::Binary, piece, false)).await;
+    for _ in 0..4 {
+        wire.frame(frame(Data::Continue, piece, false)).await;
+    }
+    wire.frame(frame(Data::Continue, 0, true)).await;
+}
+
 #[tokio::test]
 async fn a_message_that_is_too_large_leaves_a_note_and_the_cell_goes_on() {
-    let running: Arc<Mutex<Option<FakeCell>>> = Arc::default();
-    let known = Arc::clone(&running);
-    let script = Script::cells(move |mut wire, cell| {
-        *running.lock().expect("no test panics here") = Some(cell.clone());
-        async move {
-            wire.print(&cell, &"x".repeat(MESSAGE_BYTES_MAX + 1)).await;
-            None
-        }
-    })
-    .with_connections(move |wire, _| {
-        let cell = known.lock().expect("no test panics here").clone();
-        async move {
-            match cell {
-                Some(cell) => {
-                    let mut wire = wire;
+    for whole in [true, false] {
+        let running: Arc<Mutex<Option<FakeCell>>> = Arc::default();
+        let known = Arc::clone(&running);
+        let script = Script::cells(move |mut wire, cell| {
+            *running.lock().expect("no test panics here") = Some(cell);
+            async move {
+                send_too_much(&mut wire, whole).await;
+                None
+            }
+        })
+        .with_connections(move |mut wire, _| {
+            let cell = known.lock().expect("no test panics here").clone();
+            async move {
+                if let Some(cell) = cell {
                     wire.iopub(&cell, "display_data", json!({"data": {"text/plain": "after"}})).await;
                     wire.end(&cell, json!({"status": "ok"})).await;
-                    Some(wire)
                 }
-                None => Some(wire),
+                Some(wire)
             }
-        }
-    });
-    let (_fake, endpoint) = Fake::start(script).await;
-    let ran = run(kernel(&endpoint).await, "x").await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::Completed);
-    assert_eq!(ran.outcome.stream(Stream::Stderr), "[output truncated at 2000000 characters]");
-    assert_eq!(ran.outcome.stream(Stream::Stdout), "");
-    assert!(matches!(ran.outcome.outputs[1], Output::DisplayData { .. }));
+        });
+        let (_fake, endpoint) = Fake::start(script).await;
+        let ran = run(kernel(&endpoint).await, "x").await;
+        assert_eq!(ran.outcome.ending, RemoteEnding::Completed);
+        assert_eq!(ran.outcome.stream(Stream::Stderr), "[output truncated at 2000000 characters]", "{whole}");
+        assert!(matches!(ran.outcome.outputs[1], Output::DisplayData { .. }));
+        assert_eq!(ran.outcome.outputs.len(), 2);
+    }
 }
 
 #[tokio::test]
@@ -612,6 +628,12 @@ async fn a_flood_of_output_is_cut_and_the_cell_ends_as_it_did() {
     assert_eq!(ran.outcome.ending, RemoteEnding::Completed);
     assert_eq!(ran.outcome.stream(Stream::Stdout).len(), CHARS_MAX);
     assert_eq!(ran.outcome.outputs.len(), 2);
+}
+
+/// One kernel for Python, with more in the head and with so many spaces behind the body.
+fn one_kernel(head: &str, spaces: usize) -> Answer {
+    let body = r#"{"kernelspecs":{"python3":{"spec":{"language":"python"}}}}"#;
+    Answer::Raw(format!("HTTP/1.1 200 OK\r\n{head}\r\n{body}{}", " ".repeat(spaces)).into_bytes())
 }
 
 #[tokio::test]
@@ -632,19 +654,13 @@ async fn a_server_that_cannot_be_used_is_not_reachable() {
         ("a list", || Answer::Json(200, json!([]))),
         ("wrong types", || Answer::Json(200, json!({"default": 1, "kernelspecs": 2}))),
         ("no HTTP", || Answer::Raw(b"220 mail\r\n".to_vec())),
-        ("cut off", || Answer::Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{".to_vec())),
-        ("huge body", || {
-            let mut bytes = b"HTTP/1.1 200 OK\r\n\r\n".to_vec();
-            bytes.resize(5 << 20, b' ');
-            Answer::Raw(bytes)
-        }),
-        ("huge head", || {
-            let mut bytes = b"HTTP/1.1 200 OK\r\nX: ".to_vec();
-            bytes.resize(1 << 20, b'x');
-            Answer::Raw(bytes)
-        }),
+        ("cut off", || one_kernel("Content-Length: 900\r\n", 0)),
+        ("a body without end", || one_kernel("", 3 << 20)),
+        ("a head without end", || one_kernel(&format!("X: {}\r\n", "x".repeat(1 << 20)), 0)),
         ("hung up", || Answer::Raw(Vec::new())),
     ];
+    let (_fake, endpoint) = Fake::start(Script::requests(answer(|| one_kernel("X: x\r\n", 1 << 20)))).await;
+    assert!(endpoint.probe().await, "control");
     for (what, case) in cases {
         let (fake, endpoint) = Fake::start(Script::requests(answer(case))).await;
         assert!(!endpoint.probe().await, "{what}");
