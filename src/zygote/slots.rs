@@ -195,7 +195,7 @@ impl Slots {
             (profile, of_profile.map(|(_, shelf)| shelf.ready.len()).sum())
         };
         SlotStats {
-            ready: Profile::ALL.into_iter().map(ready).collect(),
+            ready: Profile::INTERPRETERS.into_iter().map(ready).collect(),
             max: self.max,
             taken: books.taken,
             missed: books.missed,
@@ -471,7 +471,7 @@ impl Books {
 /// Launches and warms one slot. `None` when that failed, which is logged here.
 async fn make(launcher: &dyn Launch, key: ShelfKey) -> Option<Interpreter> {
     let (space, profile) = key;
-    let plan = LaunchPlan { space, profile, origin: Origin::Warm, account: Account(0) };
+    let plan = LaunchPlan { space, profile, origin: Origin::Warm, account: Account(0), interpreter: 0 };
     match launcher.launch(plan).await {
         Ok(interpreter) => {
             let warmed = interpreter.warm_up(warm_source(profile)).await;
@@ -490,10 +490,7 @@ async fn make(launcher: &dyn Launch, key: ShelfKey) -> Option<Interpreter> {
 
 /// Something that touches what the first cell will touch, and prints, so that both streams are open.
 fn warm_source(profile: Profile) -> &'static str {
-    match profile {
-        Profile::Python | Profile::PythonData => "print(1)",
-        Profile::Node => "console.log(1)",
-    }
+    if profile == Profile::Node { "console.log(1)" } else { "print(1)" }
 }
 
 #[cfg(test)]
@@ -534,11 +531,13 @@ mod tests {
         let first = books.shelves.get_mut(&KEY).expect("filled").ready.pop_front().expect("two");
         let (_keep, mut stop) = tokio::sync::watch::channel(None);
         let limits = crate::harness::interpreter::CellLimits {
+            interrupt_grace: Duration::ZERO,
             output_chars_max: 10,
             grace: Duration::ZERO,
             memory_mib_max: 1,
         };
         let cell = crate::harness::interpreter::Cell {
+            watcher: None,
             code: "exit 1",
             timeout: Duration::from_secs(5),
             execution_count: 1,

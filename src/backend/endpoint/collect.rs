@@ -14,7 +14,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::backend::endpoint::message::read;
-use crate::engine::{Bundle, ErrorOutput, Output, Stream};
+use crate::engine::{Bundle, ErrorOutput, Output, Piece, Stream, Watcher};
 use crate::harness::capture::TAIL_CHARS_MAX;
 use crate::harness::outcome::Budget;
 
@@ -25,6 +25,12 @@ const DISPLAY_ID_BYTES_MAX: usize = 1_000;
 const DISPLAYS_PER_ID_MAX: usize = 64;
 /// Most lines of a traceback that are read, from its end.
 const TRACEBACK_LINES_MAX: usize = 10_000;
+
+/// Most characters that a watcher is told of a cell. Updates and outputs that are cleared again cost the cell
+/// nothing, and the watcher's queue has no bound of its own.
+const WATCHED_CHARS_MAX: usize = 16 * 1024 * 1024;
+/// A piece counts for at least so many of them.
+const PIECE_CHARS_LEAST: usize = 64;
 
 /// Content of `stream`.
 #[derive(Deserialize)]
@@ -115,10 +121,42 @@ pub(super) struct Collector {
     raised: bool,
     /// The error of the reply, in case none came as an output.
     expected: Option<ErrorIn>,
+    feed: Feed,
+}
+
+/// Tells who watches the cell what it produces, as far as there is room.
+#[derive(Debug)]
+struct Feed {
+    watcher: Option<Watcher>,
+    chars_left: usize,
+}
+
+impl Feed {
+    fn tell(&mut self, chars: usize, piece: impl FnOnce() -> Piece) {
+        let Some(watcher) = &self.watcher else { return };
+        let Some(left) = self.chars_left.checked_sub(chars.max(PIECE_CHARS_LEAST)) else { return };
+        self.chars_left = left;
+        if watcher.send(piece()).is_err() {
+            self.watcher = None;
+        }
+    }
+
+    /// Something that the cell has said already: there is room for it whatever was told before.
+    fn tell_output(&self, output: &Output) {
+        if let Some(watcher) = &self.watcher {
+            // Nobody listens any more: the cell goes on.
+            drop(watcher.send(Piece::Output { output: output.clone(), display_id: None }));
+        }
+    }
 }
 
 impl Collector {
-    pub(super) fn new(chars_max: usize, execution_count: u64) -> Collector {
+    pub(super) fn new(chars_max: usize, execution_count: u64, watcher: Option<Watcher>) -> Collector {
+        let feed = Feed { watcher, chars_left: WATCHED_CHARS_MAX };
+        Collector::with_feed(chars_max, execution_count, feed)
+    }
+
+    fn with_feed(chars_max: usize, execution_count: u64, feed: Feed) -> Collector {
         Collector {
             chars_max,
             execution_count,
@@ -130,6 +168,7 @@ impl Collector {
             clear_pending: false,
             raised: false,
             expected: None,
+            feed,
         }
     }
 
@@ -146,8 +185,13 @@ impl Collector {
         }
     }
 
-    pub(super) fn into_outputs(self) -> Vec<Output> {
-        self.outputs
+    /// The outputs, and behind them what `append` adds.
+    pub(super) fn into_outputs(self, append: impl FnOnce(&mut Vec<Output>)) -> Vec<Output> {
+        let mut outputs = self.outputs;
+        let of_cell = outputs.len();
+        append(&mut outputs);
+        outputs[of_cell..].iter().for_each(|output| self.feed.tell_output(output));
+        outputs
     }
 
     /// Takes the content of a message on iopub. Kinds that show nothing, and content of the wrong type, are
@@ -171,7 +215,9 @@ impl Collector {
         if !self.noted {
             self.noted = true;
             let text = format!("[output truncated at {} characters]", self.chars_max);
-            self.outputs.push(Output::Stream { name: Stream::Stderr, text });
+            let note = Output::Stream { name: Stream::Stderr, text };
+            self.feed.tell_output(&note);
+            self.outputs.push(note);
         }
     }
 
@@ -186,8 +232,9 @@ impl Collector {
         }
         self.raised = true;
         // What follows an error within the cap is small; the tail pays for it when the cap does not.
-        self.charge(chars_left - budget.chars_left + 1);
-        self.push(Output::Error(error));
+        let chars = chars_left - budget.chars_left + 1;
+        self.charge(chars);
+        self.push(Output::Error(error), chars, None);
     }
 
     fn take_stream(&mut self, content: &[u8]) {
@@ -204,13 +251,16 @@ impl Collector {
         let left = if self.noted { 0 } else { self.chars_left() };
         let cut = text.char_indices().nth(left).map(|(at, _)| at);
         text.truncate(cut.unwrap_or(text.len()));
-        self.chars_kept += text.chars().count();
+        let chars = text.chars().count();
+        self.chars_kept += chars;
         match self.outputs.last_mut() {
             _ if text.is_empty() => {}
             Some(Output::Stream { name: last, text: before }) if *last == name => {
                 before.push_str(&text);
+                let output = Output::Stream { name, text };
+                self.feed.tell(chars, || Piece::Output { output, display_id: None });
             }
-            _ => self.push(Output::Stream { name, text }),
+            _ => self.push(Output::Stream { name, text }, chars, None),
         }
         if cut.is_some() {
             self.truncate();
@@ -240,17 +290,18 @@ impl Collector {
         }
         let Some((data, metadata)) = display.bundles() else { return };
         self.charge(chars);
-        if let Some(id) = id {
+        if let Some(id) = id.clone() {
             let places = self.displays.entry(id).or_default();
             if places.len() < DISPLAYS_PER_ID_MAX {
                 places.push((self.outputs.len(), chars));
             }
         }
         let execution_count = self.execution_count;
-        self.push(match kind {
+        let output = match kind {
             "execute_result" => Output::ExecuteResult { data, metadata, execution_count },
             _ => Output::DisplayData { data, metadata },
-        });
+        };
+        self.push(output, chars, id);
     }
 
     /// Shows something else where the displays of that id are.
@@ -264,8 +315,9 @@ impl Collector {
         let mut places = self.displays.remove(id).unwrap_or_default();
         for (at, cost) in &mut places {
             if !self.charge(chars.saturating_sub(*cost)) {
+                self.displays.insert(id.to_owned(), places);
                 self.truncate();
-                break;
+                return;
             }
             self.chars_kept = self.chars_kept.saturating_sub(cost.saturating_sub(chars));
             *cost = chars;
@@ -279,11 +331,13 @@ impl Collector {
             }
         }
         self.displays.insert(id.to_owned(), places);
+        self.feed.tell(chars, || Piece::Update { display_id: id.to_owned(), data, metadata });
     }
 
     fn take_clear(&mut self, content: &[u8]) {
         let Some(ClearIn { wait }) = read(content) else { return };
         self.clear_pending = true;
+        self.feed.tell(0, || Piece::Clear { wait });
         if !wait {
             self.settle_clear();
         }
@@ -291,8 +345,10 @@ impl Collector {
 
     fn settle_clear(&mut self) {
         if self.clear_pending {
+            let feed = Feed { watcher: self.feed.watcher.take(), chars_left: self.feed.chars_left };
             let expected = self.expected.take();
-            *self = Collector { expected, ..Collector::new(self.chars_max, self.execution_count) };
+            let fresh = Collector::with_feed(self.chars_max, self.execution_count, feed);
+            *self = Collector { expected, ..fresh };
         }
     }
 
@@ -312,8 +368,9 @@ impl Collector {
         true
     }
 
-    fn push(&mut self, output: Output) {
+    fn push(&mut self, output: Output, chars: usize, display_id: Option<String>) {
         if self.outputs.len() < OUTPUTS_MAX {
+            self.feed.tell(chars, || Piece::Output { output: output.clone(), display_id });
             self.outputs.push(output);
         } else {
             self.truncate();
@@ -378,11 +435,15 @@ mod tests {
     use super::*;
 
     fn collected(chars_max: usize, messages: &[(&str, Value)]) -> Vec<Output> {
-        let mut collector = Collector::new(chars_max, 3);
+        watched(chars_max, messages, None)
+    }
+
+    fn watched(chars_max: usize, messages: &[(&str, Value)], watcher: Option<Watcher>) -> Vec<Output> {
+        let mut collector = Collector::new(chars_max, 3, watcher);
         for (kind, content) in messages {
             collector.take(kind, content.to_string().as_bytes());
         }
-        collector.into_outputs()
+        collector.into_outputs(|_| {})
     }
 
     fn text(name: &str, text: &str) -> (&'static str, Value) {
@@ -507,6 +568,48 @@ mod tests {
                 Output::Error(error)
             ]
         );
+    }
+
+    #[test]
+    fn a_watcher_is_told_what_comes_in_its_order() {
+        let (watcher, mut pieces) = tokio::sync::mpsc::unbounded_channel();
+        let messages = [
+            text("stdout", "a"),
+            text("stdout", "b"),
+            display("display_data", "one", "d"),
+            display("update_display_data", "two", "d"),
+            ("clear_output", json!({"wait": true})),
+            text("stdout", &"c".repeat(20)),
+        ];
+        let outputs = watched(10, &messages, Some(watcher));
+        let head = stream(Stream::Stdout, &"c".repeat(10));
+        assert_eq!(outputs, [head.clone(), stream(Stream::Stderr, NOTE)]);
+        let output = |output| Piece::Output { output, display_id: None };
+        let (data, metadata) = (bundle(json!({"text/plain": "two"})), Bundle::new());
+        let told = [
+            output(stream(Stream::Stdout, "a")),
+            output(stream(Stream::Stdout, "b")),
+            Piece::Output { output: plain("one"), display_id: Some("d".to_owned()) },
+            Piece::Update { display_id: "d".to_owned(), data, metadata },
+            Piece::Clear { wait: true },
+            output(head),
+            output(stream(Stream::Stderr, NOTE)),
+        ];
+        for piece in told {
+            assert_eq!(pieces.try_recv(), Ok(piece));
+        }
+        assert!(pieces.try_recv().is_err());
+    }
+
+    #[test]
+    fn what_a_watcher_is_told_is_bounded_though_updates_cost_the_cell_nothing() {
+        let (watcher, mut pieces) = tokio::sync::mpsc::unbounded_channel();
+        let text = "x".repeat(1_000_000);
+        let mut messages = vec![display("display_data", &text, "d")];
+        messages.extend((0..50).map(|_| display("update_display_data", &text, "d")));
+        watched(2_000_000, &messages, Some(watcher));
+        let told = std::iter::from_fn(|| pieces.try_recv().ok()).count();
+        assert_eq!(told, WATCHED_CHARS_MAX / 1_000_019);
     }
 
     #[test]

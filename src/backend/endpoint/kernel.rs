@@ -25,14 +25,12 @@ use crate::backend::endpoint::EndpointError;
 use crate::backend::endpoint::collect::{Collector, ReplyIn};
 use crate::backend::endpoint::link::{Heard, Idle, Link};
 use crate::backend::endpoint::message::{Channel, Form, Message, Request, read};
-use crate::backend::endpoint::outcome::{Lost, RemoteEnding, RemoteOutcome};
+use crate::backend::endpoint::outcome::RemoteOutcome;
 use crate::backend::endpoint::rest::{KernelId, Rest, RestError};
 use crate::backend::endpoint::watch::Watch;
-use crate::harness::interpreter::Cell;
-use crate::harness::outcome::Stopped;
+use crate::harness::interpreter::{Cell, CellLimits};
+use crate::harness::outcome::{CellOutcome, Ending, Lost, Stopped};
 
-/// How long a kernel may take to stop once it was interrupted.
-pub const INTERRUPT_GRACE: Duration = Duration::from_secs(2);
 /// How long a new kernel may take until it answers.
 const READY_MAX: Duration = Duration::from_secs(60);
 /// How long a lost connection is tried again, and the pause between two tries.
@@ -203,25 +201,27 @@ impl RemoteKernel {
     pub async fn run(
         mut self,
         cell: Cell<'_>,
-        output_chars_max: usize,
+        limits: &CellLimits,
         stop: &mut watch::Receiver<Option<Stopped>>,
     ) -> RemoteRan {
-        let mut talk = Talk::new(Collector::new(output_chars_max, cell.execution_count));
+        let mut talk =
+            Talk::new(Collector::new(limits.output_chars_max, cell.execution_count, cell.watcher.cloned()));
         let ending = tokio::select! {
             biased;
-            stopped = until_stopped(stop) => RemoteEnding::Stopped(stopped),
-            ending = self.converse(&mut talk, cell) => ending,
+            stopped = until_stopped(stop) => Ending::Stopped(stopped),
+            ending = self.converse(&mut talk, cell, limits) => ending,
         };
         let names_lost = talk.process.as_ref().is_some_and(|process| *process != self.process);
-        let mut outputs = talk.collector.into_outputs();
-        ending.append_to(&mut outputs);
-        let outcome = RemoteOutcome { ending, outputs, msg_id: talk.id, names_lost };
+        // The server's memory is no limit of ours, and no ending there speaks of it.
+        let outputs = talk.collector.into_outputs(|outputs| ending.append_to(outputs, 0));
+        let cell = CellOutcome { ending, outputs };
+        let outcome = RemoteOutcome { cell, msg_id: talk.id, names_lost };
         self.process = talk.process.unwrap_or(self.process);
         self.idle = talk.link.map(Idle::new);
-        RemoteRan { outcome, kernel: ending.leaves_kernel().then_some(self) }
+        RemoteRan { outcome, kernel: ending.leaves_interpreter().then_some(self) }
     }
 
-    async fn converse(&mut self, talk: &mut Talk, cell: Cell<'_>) -> RemoteEnding {
+    async fn converse(&mut self, talk: &mut Talk, cell: Cell<'_>, limits: &CellLimits) -> Ending {
         talk.link = match self.idle.take() {
             Some(idle) => idle.wake().await,
             None => None,
@@ -229,10 +229,10 @@ impl RemoteKernel {
         if talk.link.is_none() {
             talk.link = match self.connect().await {
                 Ok(link) => Some(link),
-                Err(RestError::Status(404)) => return RemoteEnding::Died,
+                Err(RestError::Status(404)) => return Ending::Died(None),
                 Err(error) => {
                     self.note(&error, "a kernel of the endpoint cannot be reached");
-                    return RemoteEnding::Lost(Lost::Unreached);
+                    return Ending::Lost(Lost::Unreached);
                 }
             };
         }
@@ -241,17 +241,17 @@ impl RemoteKernel {
         {
             // Sent again it might run twice.
             self.note(&error, "a cell could not be sent to the endpoint");
-            return RemoteEnding::Lost(Lost::Connection);
+            return Ending::Lost(Lost::Connection);
         }
         let timeout_at_end = Instant::now() + cell.timeout;
         match timeout_at(timeout_at_end, self.hear_out(talk)).await {
             Ok(ending) => ending,
-            Err(_elapsed) => self.interrupt(talk, cell.timeout).await,
+            Err(_elapsed) => self.interrupt(talk, cell.timeout, limits.interrupt_grace).await,
         }
     }
 
-    async fn interrupt(&self, talk: &mut Talk, limit: Duration) -> RemoteEnding {
-        let give_up = Instant::now() + INTERRUPT_GRACE;
+    async fn interrupt(&self, talk: &mut Talk, limit: Duration, grace: Duration) -> Ending {
+        let give_up = Instant::now() + grace;
         let (rest, id) = (Arc::clone(&self.lease.rest), self.lease.id.clone());
         let sent = tokio::spawn(async move {
             if let Err(error) = rest.interrupt(&id).await {
@@ -261,16 +261,16 @@ impl RemoteKernel {
         let ended = timeout_at(give_up, self.hear_out(talk)).await;
         // An interrupt that is still on its way would meet the next cell.
         let is_usable =
-            ended.is_ok_and(RemoteEnding::leaves_kernel) && timeout_at(give_up, sent).await.is_ok();
+            ended.is_ok_and(Ending::leaves_interpreter) && timeout_at(give_up, sent).await.is_ok();
         if is_usable {
-            RemoteEnding::Interrupted { timeout: limit }
+            Ending::Interrupted { timeout: limit }
         } else {
-            RemoteEnding::GivenUp { timeout: limit }
+            Ending::Unstoppable { timeout: limit }
         }
     }
 
     /// Listens until the cell is over, or cannot be expected to be any more. May be dropped and called again.
-    async fn hear_out(&self, talk: &mut Talk) -> RemoteEnding {
+    async fn hear_out(&self, talk: &mut Talk) -> Ending {
         loop {
             if talk.is_over() {
                 return talk.end();
@@ -288,7 +288,7 @@ impl RemoteKernel {
             };
             talk.frames += 1;
             if talk.frames > FRAMES_MAX {
-                return RemoteEnding::Lost(Lost::Flood);
+                return Ending::Lost(Lost::Flood);
             }
             match heard {
                 Heard::Nothing => {}
@@ -299,7 +299,7 @@ impl RemoteKernel {
                 }
                 Heard::Message(message) => match talk.take(&message) {
                     Taken::Nothing => {}
-                    Taken::Death => return RemoteEnding::Died,
+                    Taken::Death => return Ending::Died(None),
                     Taken::InputWanted => self.end_input(talk).await,
                 },
             }
@@ -314,9 +314,9 @@ impl RemoteKernel {
         }
     }
 
-    async fn reconnect(&self, talk: &mut Talk) -> Result<(), RemoteEnding> {
+    async fn reconnect(&self, talk: &mut Talk) -> Result<(), Ending> {
         if talk.reconnects == RECONNECTS_MAX {
-            return Err(RemoteEnding::Lost(Lost::Connection));
+            return Err(Ending::Lost(Lost::Connection));
         }
         talk.reconnects += 1;
         let give_up = Instant::now() + RECONNECT_MAX;
@@ -327,13 +327,13 @@ impl RemoteKernel {
                     talk.watch.reconnected();
                     return Ok(());
                 }
-                Ok(Err(RestError::Status(404))) => return Err(RemoteEnding::Died),
+                Ok(Err(RestError::Status(404))) => return Err(Ending::Died(None)),
                 Ok(Err(error)) if Instant::now() + RECONNECT_PAUSE >= give_up => {
                     self.note(&error, "the connection to a kernel of the endpoint did not come back");
-                    return Err(RemoteEnding::Lost(Lost::Connection));
+                    return Err(Ending::Lost(Lost::Connection));
                 }
                 Ok(Err(_)) => sleep(RECONNECT_PAUSE).await,
-                Err(_elapsed) => return Err(RemoteEnding::Lost(Lost::Connection)),
+                Err(_elapsed) => return Err(Ending::Lost(Lost::Connection)),
             }
         }
     }
@@ -460,14 +460,14 @@ impl Talk {
     }
 
     /// How the cell went, as far as it is known.
-    fn end(&mut self) -> RemoteEnding {
+    fn end(&mut self) -> Ending {
         match self.reply {
-            Some(Reply::Completed) => RemoteEnding::Completed,
+            Some(Reply::Completed) => Ending::Completed,
             Some(Reply::Raised) => {
                 self.collector.settle_error();
-                RemoteEnding::Raised
+                Ending::Raised
             }
-            Some(Reply::Unusable) | None => RemoteEnding::Lost(Lost::NoReply),
+            Some(Reply::Unusable) | None => Ending::Lost(Lost::NoReply),
         }
     }
 }

@@ -28,8 +28,8 @@ mod real;
 #[cfg(test)]
 mod tests;
 
-pub use kernel::{INTERRUPT_GRACE, RemoteKernel, RemoteRan};
-pub use outcome::{Lost, RemoteEnding, RemoteOutcome};
+pub use kernel::{RemoteKernel, RemoteRan};
+pub use outcome::RemoteOutcome;
 pub use rest::RestError;
 
 use kernel::Lease;

@@ -12,11 +12,17 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::engine::{Bundle, Output, Stream};
-use crate::harness::interpreter::Cell;
-use crate::harness::outcome::Stopped;
+use crate::harness::interpreter::{Cell, CellLimits};
+use crate::harness::outcome::{CellOutcome, Ending, Stopped};
 
 const SETTING: &str = "CAISSON_TEST_JUPYTER_URL";
 const CHARS_MAX: usize = 2_000_000;
+const LIMITS: CellLimits = CellLimits {
+    output_chars_max: CHARS_MAX,
+    grace: Duration::from_secs(5),
+    interrupt_grace: Duration::from_secs(2),
+    memory_mib_max: 512,
+};
 
 fn config() -> EndpointConfig {
     let url = std::env::var(SETTING).unwrap_or_else(|_| panic!("{SETTING} names no server"));
@@ -39,25 +45,25 @@ async fn run(kernel: RemoteKernel, code: &str) -> RemoteRan {
 
 async fn run_for(kernel: RemoteKernel, code: &str, limit: Duration) -> RemoteRan {
     let (_open, mut stop) = watch::channel(None);
-    let cell = Cell { code, timeout: limit, execution_count: 5 };
-    kernel.run(cell, CHARS_MAX, &mut stop).await
+    let cell = Cell { code, timeout: limit, execution_count: 5, watcher: None };
+    kernel.run(cell, &LIMITS, &mut stop).await
 }
 
 /// Runs cells one after the other in one kernel; the last one's outcome.
-async fn cells(codes: &[&str]) -> RemoteOutcome {
+async fn cells(codes: &[&str]) -> CellOutcome {
     let endpoint = Endpoint::new(config());
     let mut kernel = kernel(&endpoint).await;
     let mut outcome = None;
     for code in codes {
         let ran = run(kernel, code).await;
-        outcome = Some(ran.outcome);
+        outcome = Some(ran.outcome.cell);
         kernel = ran.kernel.unwrap_or_else(|| panic!("{code}: {outcome:?}"));
     }
     kernel.shutdown().await;
     outcome.expect("there were cells")
 }
 
-fn displays(outcome: &RemoteOutcome) -> Vec<&Bundle> {
+fn displays(outcome: &CellOutcome) -> Vec<&Bundle> {
     let bundle = |output| match output {
         &Output::DisplayData { ref data, .. } | &Output::ExecuteResult { ref data, .. } => Some(data),
         _ => None,
@@ -65,7 +71,7 @@ fn displays(outcome: &RemoteOutcome) -> Vec<&Bundle> {
     outcome.outputs.iter().filter_map(bundle).collect()
 }
 
-fn enames(outcome: &RemoteOutcome) -> Vec<&str> {
+fn enames(outcome: &CellOutcome) -> Vec<&str> {
     let errors = outcome.outputs.iter().filter_map(|output| match output {
         Output::Error(error) => Some(error.ename.as_str()),
         _ => None,
@@ -82,14 +88,13 @@ async fn exists(endpoint: &Endpoint, kernel: &str) -> bool {
 #[ignore = "needs a Jupyter server"]
 async fn names_stay_from_cell_to_cell_and_streams_are_told_apart() {
     let outcome = cells(&["x = 20", "import sys\nprint('out')\nprint('err', file=sys.stderr)\nx + 1"]).await;
-    assert_eq!(outcome.ending, RemoteEnding::Completed);
+    assert_eq!(outcome.ending, Ending::Completed);
     assert_eq!(outcome.stream(Stream::Stdout), "out\n");
     assert_eq!(outcome.stream(Stream::Stderr), "err\n");
     let Some(Output::ExecuteResult { data, execution_count: 5, .. }) = outcome.outputs.last() else {
         panic!("{outcome:?}")
     };
     assert_eq!(data["text/plain"], "21");
-    assert!(!outcome.names_lost);
 }
 
 #[tokio::test]
@@ -125,7 +130,7 @@ async fn updates_and_clearing_leave_what_a_notebook_shows() {
 #[ignore = "needs a Jupyter server"]
 async fn exceptions_are_errors_and_a_cell_may_follow_at_once() {
     let outcome = cells(&["1/0", "{}['missing']"]).await;
-    assert_eq!(outcome.ending, RemoteEnding::Raised);
+    assert_eq!(outcome.ending, Ending::Raised);
     assert_eq!(enames(&outcome), ["KeyError"]);
     assert_eq!(cells(&["1/0", "print(2)"]).await.stream(Stream::Stdout), "2\n");
     let outcome = cells(&["input()"]).await;
@@ -153,11 +158,11 @@ async fn a_cell_over_its_time_is_interrupted_and_names_stay() {
     let limit = Duration::from_secs(1);
     let code = "import time\nprint('before', flush=True)\nwhile True: time.sleep(0.1)";
     let ran = run_for(ran.kernel.expect("it goes on"), code, limit).await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::Interrupted { timeout: limit });
-    assert_eq!(enames(&ran.outcome), ["KeyboardInterrupt", "TimeoutError"]);
-    assert_eq!(ran.outcome.stream(Stream::Stdout), "before\n");
+    assert_eq!(ran.outcome.cell.ending, Ending::Interrupted { timeout: limit });
+    assert_eq!(enames(&ran.outcome.cell), ["KeyboardInterrupt", "TimeoutError"]);
+    assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "before\n");
     let ran = run(ran.kernel.expect("it goes on"), "print(x + 1)").await;
-    assert_eq!(ran.outcome.stream(Stream::Stdout), "42\n");
+    assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "42\n");
     finish(&endpoint, ran).await;
 }
 
@@ -173,7 +178,7 @@ async fn a_kernel_that_ignores_the_interrupt_is_deleted() {
     let started = Instant::now();
     let limit = Duration::from_secs(1);
     let ran = run_for(kernel, code, limit).await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::GivenUp { timeout: limit });
+    assert_eq!(ran.outcome.cell.ending, Ending::Unstoppable { timeout: limit });
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     finish(&endpoint, ran).await;
     assert!(!exists(&endpoint, &id).await);
@@ -185,7 +190,7 @@ async fn a_process_that_ends_is_noticed_within_seconds() {
     let endpoint = Endpoint::new(config());
     let started = Instant::now();
     let ran = run(kernel(&endpoint).await, "import os\nprint('last words', flush=True)\nos._exit(3)").await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::Died);
+    assert_eq!(ran.outcome.cell.ending, Ending::Died(None));
     assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
     assert!(ran.kernel.is_none());
     finish(&endpoint, ran).await;
@@ -198,14 +203,18 @@ async fn a_stop_ends_a_cell_and_its_kernel() {
     let kernel = endpoint.start(None, None).await.expect("a kernel");
     let id = kernel.id().to_owned();
     let (sender, mut stop) = watch::channel(None);
-    let cell =
-        Cell { code: "import time; time.sleep(60)", timeout: Duration::from_secs(90), execution_count: 1 };
+    let cell = Cell {
+        code: "import time; time.sleep(60)",
+        timeout: Duration::from_secs(90),
+        execution_count: 1,
+        watcher: None,
+    };
     let stopping = async {
         sleep(Duration::from_millis(500)).await;
         sender.send(Some(Stopped::ShuttingDown)).expect("somebody listens");
     };
-    let (ran, ()) = tokio::join!(kernel.run(cell, CHARS_MAX, &mut stop), stopping);
-    assert_eq!(ran.outcome.ending, RemoteEnding::Stopped(Stopped::ShuttingDown));
+    let (ran, ()) = tokio::join!(kernel.run(cell, &LIMITS, &mut stop), stopping);
+    assert_eq!(ran.outcome.cell.ending, Ending::Stopped(Stopped::ShuttingDown));
     finish(&endpoint, ran).await;
     assert!(!exists(&endpoint, &id).await);
 }
@@ -216,7 +225,7 @@ async fn a_working_directory_is_where_the_cells_run() {
     let endpoint = Endpoint::new(config());
     let kernel = endpoint.start(None, Some("/usr/lib")).await.expect("a directory");
     let ran = run(kernel, "import os\nprint(os.getcwd())").await;
-    assert_eq!(ran.outcome.stream(Stream::Stdout), "/usr/lib\n");
+    assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "/usr/lib\n");
     let error = endpoint.start(None, Some("/no/such")).await.expect_err("no directory");
     assert!(matches!(error, EndpointError::NotADirectory { .. }), "{error:?}");
     finish(&endpoint, ran).await;
@@ -226,7 +235,7 @@ async fn a_working_directory_is_where_the_cells_run() {
 #[ignore = "needs a Jupyter server"]
 async fn large_outputs_are_cut_by_us_or_by_the_server() {
     let outcome = cells(&["print('x' * 3_000_000)"]).await;
-    assert_eq!(outcome.ending, RemoteEnding::Completed);
+    assert_eq!(outcome.ending, Ending::Completed);
     assert!(outcome.stream(Stream::Stdout).chars().count() <= CHARS_MAX);
     let stderr = outcome.stream(Stream::Stderr);
     let cut = stderr.contains("output truncated") || stderr.contains("data rate exceeded");
@@ -297,11 +306,11 @@ async fn a_connection_cut_in_a_cell_loses_nothing() {
     // Back before the cell ends, and after.
     for away in [Duration::ZERO, Duration::from_millis(2500)] {
         let (endpoint, ran) = cut_in_a_cell(away).await;
-        assert_eq!(ran.outcome.ending, RemoteEnding::Completed, "{away:?}: {:?}", ran.outcome);
-        assert_eq!(ran.outcome.stream(Stream::Stdout), "one\n0\n1\n2\n3\n", "{away:?}");
-        assert_eq!(displays(&ran.outcome)[0]["text/plain"], "'end'");
+        assert_eq!(ran.outcome.cell.ending, Ending::Completed, "{away:?}: {:?}", ran.outcome);
+        assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "one\n0\n1\n2\n3\n", "{away:?}");
+        assert_eq!(displays(&ran.outcome.cell)[0]["text/plain"], "'end'");
         let ran = run(ran.kernel.expect("it goes on"), "print(n)").await;
-        assert_eq!(ran.outcome.stream(Stream::Stdout), "3\n");
+        assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "3\n");
         finish(&endpoint, ran).await;
     }
 }

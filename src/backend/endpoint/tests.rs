@@ -12,17 +12,23 @@ use super::fake::{Answer, Cell as FakeCell, Fake, Later, Script, TOKEN, Wire, ec
 use super::link::MESSAGE_BYTES_MAX;
 use super::message::Form;
 use super::*;
-use crate::engine::{ErrorOutput, Output, Status, Stream};
-use crate::harness::interpreter::Cell;
-use crate::harness::outcome::Stopped;
+use crate::engine::{ErrorOutput, Output, Piece, Status, Stream};
+use crate::harness::interpreter::{Cell, CellLimits};
+use crate::harness::outcome::{Ending, Lost, Stopped};
 
 const CHARS_MAX: usize = 2_000_000;
+const LIMITS: CellLimits = CellLimits {
+    output_chars_max: CHARS_MAX,
+    grace: Duration::from_secs(5),
+    interrupt_grace: Duration::from_secs(2),
+    memory_mib_max: 512,
+};
 const DELETED: &str = "DELETE /api/kernels/k-1";
 const INTERRUPTED: &str = "POST /api/kernels/k-1/interrupt";
 const LOOKED: &str = "GET /api/kernelspecs";
 
 fn cell(code: &str, timeout: Duration) -> Cell<'_> {
-    Cell { code, timeout, execution_count: 7 }
+    Cell { code, timeout, execution_count: 7, watcher: None }
 }
 
 async fn kernel(endpoint: &Endpoint) -> RemoteKernel {
@@ -35,7 +41,7 @@ async fn run(kernel: RemoteKernel, code: &str) -> RemoteRan {
 
 async fn run_for(kernel: RemoteKernel, code: &str, limit: Duration) -> RemoteRan {
     let (_open, mut stop) = watch::channel(None);
-    kernel.run(cell(code, limit), CHARS_MAX, &mut stop).await
+    kernel.run(cell(code, limit), &LIMITS, &mut stop).await
 }
 
 fn stream(name: Stream, text: &str) -> Output {
@@ -47,7 +53,7 @@ fn errors(ran: &RemoteRan) -> Vec<(&str, &str)> {
         &Output::Error(ErrorOutput { ref ename, ref evalue, .. }) => Some((ename.as_str(), evalue.as_str())),
         _ => None,
     };
-    ran.outcome.outputs.iter().filter_map(error).collect()
+    ran.outcome.cell.outputs.iter().filter_map(error).collect()
 }
 
 // --- a server that does as it should ---------------------------------------------------------------------------
@@ -66,13 +72,13 @@ async fn a_cell_shows_what_a_notebook_shows_in_either_form() {
         });
         let (fake, endpoint) = Fake::start(Script { form, ..script }).await;
         let ran = run(kernel(&endpoint).await, "x").await;
-        assert_eq!(ran.outcome.ending, RemoteEnding::Completed);
-        assert_eq!(ran.outcome.outputs[0], stream(Stream::Stdout, "ab\n"));
-        let Output::ExecuteResult { data, execution_count: 7, .. } = &ran.outcome.outputs[1] else {
+        assert_eq!(ran.outcome.cell.ending, Ending::Completed);
+        assert_eq!(ran.outcome.cell.outputs[0], stream(Stream::Stdout, "ab\n"));
+        let Output::ExecuteResult { data, execution_count: 7, .. } = &ran.outcome.cell.outputs[1] else {
             panic!("{:?}", ran.outcome)
         };
         assert_eq!(data["text/plain"], "42");
-        assert_eq!(ran.outcome.outputs.len(), 2);
+        assert_eq!(ran.outcome.cell.outputs.len(), 2);
         assert!(ran.kernel.is_some() && !ran.outcome.names_lost);
         assert!(fake.count("POST /api/kernels") == 1);
     }
@@ -92,11 +98,38 @@ async fn cells_share_one_connection_that_answers_pings_between_them() {
     let mut kernel = kernel(&endpoint).await;
     for code in ["1", "2", "3"] {
         let ran = run(kernel, code).await;
-        assert_eq!(ran.outcome.outputs, [stream(Stream::Stdout, code)]);
+        assert_eq!(ran.outcome.cell.outputs, [stream(Stream::Stdout, code)]);
         kernel = ran.kernel.expect("it goes on");
         sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(fake.connections(), 1);
+}
+
+#[tokio::test]
+async fn a_watcher_hears_of_outputs_while_the_cell_runs_and_of_its_end() {
+    let (_fake, endpoint) = Fake::start(Script::cells(|mut wire, cell| async move {
+        wire.print(&cell, "early").await;
+        std::future::pending().await
+    }))
+    .await;
+    let kernel = kernel(&endpoint).await;
+    let (watcher, mut pieces) = tokio::sync::mpsc::unbounded_channel();
+    let (_open, mut stop) = watch::channel(None);
+    let limit = Duration::from_millis(300);
+    let watched = Cell { watcher: Some(&watcher), ..cell("x", limit) };
+    let started = Instant::now();
+    let listening = async {
+        let first = pieces.recv().await;
+        (first, started.elapsed())
+    };
+    let (ran, (first, after)) = tokio::join!(kernel.run(watched, &LIMITS, &mut stop), listening);
+    let piece = |output| Piece::Output { output, display_id: None };
+    assert_eq!(first, Some(piece(stream(Stream::Stdout, "early"))));
+    assert!(after < limit, "{after:?}");
+    for output in &ran.outcome.cell.outputs[1..] {
+        assert_eq!(pieces.try_recv(), Ok(piece(output.clone())));
+    }
+    assert!(pieces.try_recv().is_err());
 }
 
 #[tokio::test]
@@ -108,7 +141,7 @@ async fn a_cell_is_asked_for_without_stdin_and_keeps_its_history() {
     }))
     .await;
     let ran = run(kernel(&endpoint).await, "x").await;
-    let content: Value = serde_json::from_str(&ran.outcome.stream(Stream::Stdout)).expect("JSON");
+    let content: Value = serde_json::from_str(&ran.outcome.cell.stream(Stream::Stdout)).expect("JSON");
     let wanted = json!({"code": "x", "silent": false, "store_history": true, "user_expressions": {},
                         "allow_stdin": false, "stop_on_error": false});
     assert_eq!(content, wanted);
@@ -158,7 +191,7 @@ async fn an_exception_is_shown_once() {
         }))
         .await;
         let ran = run(kernel(&endpoint).await, "x").await;
-        assert_eq!(ran.outcome.ending, RemoteEnding::Raised);
+        assert_eq!(ran.outcome.cell.ending, Ending::Raised);
         assert_eq!(errors(&ran), [("E", "v")]);
         assert!(ran.kernel.is_some());
     }
@@ -178,7 +211,7 @@ async fn what_belongs_to_another_cell_is_dropped() {
     }))
     .await;
     let ran = run(kernel(&endpoint).await, "x").await;
-    assert_eq!(ran.outcome.outputs, [stream(Stream::Stdout, "mine")]);
+    assert_eq!(ran.outcome.cell.outputs, [stream(Stream::Stdout, "mine")]);
 }
 
 #[tokio::test]
@@ -192,7 +225,7 @@ async fn input_is_at_its_end_when_a_kernel_asks_all_the_same() {
     }))
     .await;
     let ran = run(kernel(&endpoint).await, "input()").await;
-    assert_eq!(ran.outcome.stream(Stream::Stdout), r#"input_reply {"value":"\u0004"}"#);
+    assert_eq!(ran.outcome.cell.stream(Stream::Stdout), r#"input_reply {"value":"\u0004"}"#);
 }
 
 #[tokio::test]
@@ -254,12 +287,12 @@ async fn a_cell_over_its_time_is_interrupted_and_the_kernel_kept() {
     let (_fake, endpoint) = Fake::start(Script { on_request, ..script }).await;
     let limit = Duration::from_millis(200);
     let ran = run_for(kernel(&endpoint).await, "while True: pass", limit).await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::Interrupted { timeout: limit });
-    assert_eq!(ran.outcome.ending.status(), Status::Timeout);
+    assert_eq!(ran.outcome.cell.ending, Ending::Interrupted { timeout: limit });
+    assert_eq!(ran.outcome.cell.ending.status(), Status::Timeout);
     let text = "execution timed out after 200ms and was interrupted";
     assert_eq!(errors(&ran), [("KeyboardInterrupt", ""), ("TimeoutError", text)]);
-    assert_eq!(ran.outcome.stream(Stream::Stdout), "before");
-    assert_eq!(ran.outcome.stream(Stream::Stderr), text);
+    assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "before");
+    assert_eq!(ran.outcome.cell.stream(Stream::Stderr), text);
     assert!(ran.kernel.is_some());
 }
 
@@ -275,9 +308,9 @@ async fn a_kernel_that_ignores_the_interrupt_is_given_up_and_deleted() {
     let limit = Duration::from_millis(200);
     let ran = run_for(kernel, "x", limit).await;
     let took = started.elapsed();
-    assert_eq!(ran.outcome.ending, RemoteEnding::GivenUp { timeout: limit });
-    assert!(took >= limit + INTERRUPT_GRACE && took < limit + 2 * INTERRUPT_GRACE, "{took:?}");
-    assert_eq!(ran.outcome.stream(Stream::Stdout), "partial");
+    assert_eq!(ran.outcome.cell.ending, Ending::Unstoppable { timeout: limit });
+    assert!(took >= limit + LIMITS.interrupt_grace && took < limit + 2 * LIMITS.interrupt_grace, "{took:?}");
+    assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "partial");
     assert!(ran.kernel.is_none());
     fake.has_seen(DELETED).await;
     assert_eq!(fake.count(INTERRUPTED), 1);
@@ -295,7 +328,7 @@ async fn an_interrupt_on_its_way_never_meets_the_next_cell() {
     let (_fake, endpoint) = Fake::start(Script { on_request, ..script }).await;
     let limit = Duration::from_millis(200);
     let ran = run_for(kernel(&endpoint).await, "x", limit).await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::GivenUp { timeout: limit });
+    assert_eq!(ran.outcome.cell.ending, Ending::Unstoppable { timeout: limit });
     assert!(ran.kernel.is_none());
 }
 
@@ -309,8 +342,8 @@ async fn a_cell_is_stopped_and_its_kernel_deleted() {
         sender.send(Some(Stopped::SessionDeleted)).expect("somebody listens");
     };
     let (ran, ()) =
-        tokio::join!(kernel.run(cell("x", Duration::from_secs(30)), CHARS_MAX, &mut stop), stopping);
-    assert_eq!(ran.outcome.ending, RemoteEnding::Stopped(Stopped::SessionDeleted));
+        tokio::join!(kernel.run(cell("x", Duration::from_secs(30)), &LIMITS, &mut stop), stopping);
+    assert_eq!(ran.outcome.cell.ending, Ending::Stopped(Stopped::SessionDeleted));
     assert_eq!(errors(&ran), [("ProcessError", "the session was deleted")]);
     assert!(ran.kernel.is_none());
     fake.has_seen(DELETED).await;
@@ -395,8 +428,8 @@ async fn a_connection_lost_in_a_cell_comes_back_with_the_rest() {
         });
         let (fake, endpoint) = Fake::start(Script { form, ..script }).await;
         let ran = run(kernel(&endpoint).await, "x").await;
-        assert_eq!(ran.outcome.ending, RemoteEnding::Completed);
-        assert_eq!(ran.outcome.outputs, [stream(Stream::Stdout, "first second")]);
+        assert_eq!(ran.outcome.cell.ending, Ending::Completed);
+        assert_eq!(ran.outcome.cell.outputs, [stream(Stream::Stdout, "first second")]);
         let session =
             |head: &String| head.lines().next()?.split_once("session_id=").map(|(_, id)| id.to_owned());
         let sessions: Vec<String> = fake.heads().iter().filter_map(session).collect();
@@ -410,9 +443,9 @@ async fn a_connection_lost_in_a_cell_comes_back_with_the_rest() {
 async fn a_connection_lost_twice_is_an_error_of_the_execution() {
     let (fake, endpoint) = Fake::start(dropping(|_, _| Box::pin(async { None }))).await;
     let ran = run(kernel(&endpoint).await, "x").await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::Lost(Lost::Connection));
-    assert_eq!(ran.outcome.ending.status(), Status::Error);
-    assert_eq!(ran.outcome.stream(Stream::Stdout), "first ");
+    assert_eq!(ran.outcome.cell.ending, Ending::Lost(Lost::Connection));
+    assert_eq!(ran.outcome.cell.ending.status(), Status::Error);
+    assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "first ");
     let text = "the connection to the Jupyter server was lost; the code may have run";
     assert_eq!(errors(&ran), [("ProcessError", text)]);
     assert_eq!(fake.connections(), 2);
@@ -433,7 +466,7 @@ async fn an_outcome_that_the_server_forgot_is_an_error_and_no_wait_for_the_time_
     });
     let (_fake, endpoint) = Fake::start(Script { on_request, ..forgetful }).await;
     let ran = run(kernel(&endpoint).await, "x").await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::Lost(Lost::Forgotten));
+    assert_eq!(ran.outcome.cell.ending, Ending::Lost(Lost::Forgotten));
 }
 
 #[tokio::test]
@@ -453,7 +486,7 @@ async fn a_kernel_that_the_server_no_longer_has_died() {
     });
     let (_fake, endpoint) = Fake::start(Script { on_request, ..script }).await;
     let ran = run(kernel(&endpoint).await, "x").await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::Died);
+    assert_eq!(ran.outcome.cell.ending, Ending::Died(None));
 }
 
 #[tokio::test]
@@ -466,7 +499,7 @@ async fn a_connection_lost_between_two_cells_is_made_again() {
     let mut kernel = kernel(&endpoint).await;
     for code in ["1", "2"] {
         let ran = run(kernel, code).await;
-        assert_eq!(ran.outcome.outputs, [stream(Stream::Stdout, code)]);
+        assert_eq!(ran.outcome.cell.outputs, [stream(Stream::Stdout, code)]);
         kernel = ran.kernel.expect("it goes on");
         sleep(Duration::from_millis(50)).await;
     }
@@ -480,7 +513,7 @@ async fn a_server_that_is_gone_between_two_cells_is_an_error_of_the_execution() 
     drop(fake);
     sleep(Duration::from_millis(50)).await;
     let ran = run(kernel, "x").await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::Lost(Lost::Unreached));
+    assert_eq!(ran.outcome.cell.ending, Ending::Lost(Lost::Unreached));
     assert!(matches!(endpoint.start(None, None).await, Err(EndpointError::Unreachable)));
     assert_eq!(endpoint.kernels_seen(), Vec::<String>::new());
 }
@@ -495,9 +528,9 @@ async fn a_kernel_whose_process_ends_died() {
         }))
         .await;
         let ran = run(kernel(&endpoint).await, "os._exit(3)").await;
-        assert_eq!(ran.outcome.ending, RemoteEnding::Died);
-        assert_eq!(ran.outcome.stream(Stream::Stdout), "last words");
-        assert_eq!(errors(&ran), [("ProcessError", "the kernel ended unexpectedly")]);
+        assert_eq!(ran.outcome.cell.ending, Ending::Died(None));
+        assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "last words");
+        assert_eq!(errors(&ran), [("ProcessError", "the interpreter ended unexpectedly")]);
         assert!(ran.kernel.is_none());
         fake.has_seen(DELETED).await;
     }
@@ -513,7 +546,7 @@ async fn one_end_of_a_cell_without_the_other_is_not_waited_for() {
     }))
     .await;
     let ran = run(kernel(&endpoint).await, "x").await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::Completed);
+    assert_eq!(ran.outcome.cell.ending, Ending::Completed);
 
     let (_fake, endpoint) = Fake::start(Script::cells(|mut wire, cell| async move {
         wire.idle(&cell).await;
@@ -521,7 +554,7 @@ async fn one_end_of_a_cell_without_the_other_is_not_waited_for() {
     }))
     .await;
     let ran = run(kernel(&endpoint).await, "x").await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::Lost(Lost::NoReply));
+    assert_eq!(ran.outcome.cell.ending, Ending::Lost(Lost::NoReply));
 }
 
 #[tokio::test]
@@ -537,7 +570,7 @@ async fn replies_that_are_none_are_errors_of_the_execution() {
         }))
         .await;
         let ran = run(kernel(&endpoint).await, "x").await;
-        assert_eq!(ran.outcome.ending, RemoteEnding::Lost(Lost::NoReply), "{shown}");
+        assert_eq!(ran.outcome.cell.ending, Ending::Lost(Lost::NoReply), "{shown}");
     }
 }
 
@@ -563,8 +596,8 @@ async fn frames_that_are_no_messages_count_for_nothing() {
     }))
     .await;
     let ran = run(kernel(&endpoint).await, "x").await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::Completed);
-    assert_eq!(ran.outcome.outputs, [stream(Stream::Stdout, "x")]);
+    assert_eq!(ran.outcome.cell.ending, Ending::Completed);
+    assert_eq!(ran.outcome.cell.outputs, [stream(Stream::Stdout, "x")]);
 }
 
 /// One message of more than the bound, whole or in pieces that are each below it.
@@ -607,10 +640,14 @@ async fn a_message_that_is_too_large_leaves_a_note_and_the_cell_goes_on() {
         });
         let (_fake, endpoint) = Fake::start(script).await;
         let ran = run(kernel(&endpoint).await, "x").await;
-        assert_eq!(ran.outcome.ending, RemoteEnding::Completed);
-        assert_eq!(ran.outcome.stream(Stream::Stderr), "[output truncated at 2000000 characters]", "{whole}");
-        assert!(matches!(ran.outcome.outputs[1], Output::DisplayData { .. }));
-        assert_eq!(ran.outcome.outputs.len(), 2);
+        assert_eq!(ran.outcome.cell.ending, Ending::Completed);
+        assert_eq!(
+            ran.outcome.cell.stream(Stream::Stderr),
+            "[output truncated at 2000000 characters]",
+            "{whole}"
+        );
+        assert!(matches!(ran.outcome.cell.outputs[1], Output::DisplayData { .. }));
+        assert_eq!(ran.outcome.cell.outputs.len(), 2);
     }
 }
 
@@ -625,9 +662,9 @@ async fn a_flood_of_output_is_cut_and_the_cell_ends_as_it_did() {
     }))
     .await;
     let ran = run(kernel(&endpoint).await, "x").await;
-    assert_eq!(ran.outcome.ending, RemoteEnding::Completed);
-    assert_eq!(ran.outcome.stream(Stream::Stdout).len(), CHARS_MAX);
-    assert_eq!(ran.outcome.outputs.len(), 2);
+    assert_eq!(ran.outcome.cell.ending, Ending::Completed);
+    assert_eq!(ran.outcome.cell.stream(Stream::Stdout).len(), CHARS_MAX);
+    assert_eq!(ran.outcome.cell.outputs.len(), 2);
 }
 
 /// One kernel for Python, with more in the head and with so many spaces behind the body.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use crate::backend::endpoint::outcome::{Lost, RemoteEnding};
 use crate::backend::endpoint::rest::{KernelId, KernelState, Rest, RestError};
+use crate::harness::outcome::{Ending, Lost};
 
 /// How long a kernel may be silent before the server is asked about it, and between two such questions.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
@@ -46,7 +46,7 @@ impl Watch {
     }
 
     /// Resolves when the cell cannot be expected to end any more. Dropping the future loses nothing.
-    pub(super) async fn verdict(&mut self, rest: &Arc<Rest>, id: &KernelId) -> RemoteEnding {
+    pub(super) async fn verdict(&mut self, rest: &Arc<Rest>, id: &KernelId) -> Ending {
         loop {
             let Some(asked) = &mut self.asked else {
                 sleep_until(self.due).await;
@@ -63,17 +63,17 @@ impl Watch {
         }
     }
 
-    fn judge(&mut self, answer: Result<KernelState, RestError>) -> Option<RemoteEnding> {
+    fn judge(&mut self, answer: Result<KernelState, RestError>) -> Option<Ending> {
         match answer {
-            Ok(KernelState::Gone | KernelState::Dead) => return Some(RemoteEnding::Died),
+            Ok(KernelState::Gone | KernelState::Dead) => return Some(Ending::Died(None)),
             Ok(KernelState::Idle) if self.gap => self.idle += 1,
             Err(error) if error.is_absence() => self.unanswered += 1,
             Ok(_) | Err(_) => (self.unanswered, self.idle) = (0, 0),
         }
         if self.idle >= ANSWERS_NEEDED {
-            return Some(RemoteEnding::Lost(Lost::Forgotten));
+            return Some(Ending::Lost(Lost::Forgotten));
         }
-        (self.unanswered >= ANSWERS_NEEDED).then_some(RemoteEnding::Lost(Lost::Connection))
+        (self.unanswered >= ANSWERS_NEEDED).then_some(Ending::Lost(Lost::Connection))
     }
 }
 
@@ -81,22 +81,22 @@ impl Watch {
 mod tests {
     use super::*;
 
-    fn verdicts(gap: bool, answers: Vec<Result<KernelState, RestError>>) -> Vec<Option<RemoteEnding>> {
+    fn verdicts(gap: bool, answers: Vec<Result<KernelState, RestError>>) -> Vec<Option<Ending>> {
         let mut watch = Watch { due: Instant::now(), asked: None, unanswered: 0, idle: 0, gap };
         answers.into_iter().map(|answer| watch.judge(answer)).collect()
     }
 
     #[test]
     fn a_kernel_that_is_gone_or_dead_died() {
-        assert_eq!(verdicts(false, vec![Ok(KernelState::Gone)]), [Some(RemoteEnding::Died)]);
-        assert_eq!(verdicts(false, vec![Ok(KernelState::Dead)]), [Some(RemoteEnding::Died)]);
+        assert_eq!(verdicts(false, vec![Ok(KernelState::Gone)]), [Some(Ending::Died(None))]);
+        assert_eq!(verdicts(false, vec![Ok(KernelState::Dead)]), [Some(Ending::Died(None))]);
     }
 
     #[test]
     fn an_idle_kernel_has_lost_the_outcome_only_after_a_gap() {
         let idle = || vec![Ok(KernelState::Idle), Ok(KernelState::Idle), Ok(KernelState::Idle)];
         assert_eq!(verdicts(false, idle()), [None, None, None]);
-        assert_eq!(verdicts(true, idle())[..2], [None, Some(RemoteEnding::Lost(Lost::Forgotten))]);
+        assert_eq!(verdicts(true, idle())[..2], [None, Some(Ending::Lost(Lost::Forgotten))]);
     }
 
     #[test]
@@ -104,7 +104,7 @@ mod tests {
         let silent = || Err(RestError::ConnectTimeout);
         let answers = vec![silent(), Ok(KernelState::Other), silent(), Err(RestError::Status(500)), silent()];
         assert_eq!(verdicts(false, answers), [None; 5]);
-        let lost = Some(RemoteEnding::Lost(Lost::Connection));
+        let lost = Some(Ending::Lost(Lost::Connection));
         assert_eq!(verdicts(false, vec![silent(), silent()]), [None, lost]);
     }
 }
