@@ -147,6 +147,11 @@ impl Idle {
         Idle { wake, task: tokio::spawn(keep(link, woken)) }
     }
 
+    /// Whether the connection stands, as far as is known.
+    pub(super) fn is_open(&self) -> bool {
+        !self.task.is_finished()
+    }
+
     /// The connection, if it still is one.
     pub(super) async fn wake(self) -> Option<Link> {
         // Who keeps it may be gone: then there is no connection either.
