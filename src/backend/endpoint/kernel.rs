@@ -190,10 +190,10 @@ impl RemoteKernel {
         self.lease.id.as_str()
     }
 
-    /// Whether it can take another cell. The server is asked only when the connection was lost since the last
-    /// one; it may have culled the kernel, or be gone itself.
+    /// Whether it can take another cell. The server may have culled the kernel, or be gone itself; it is asked
+    /// when the last cell is more than 5 seconds ago or the connection was lost since.
     pub async fn is_alive(&self) -> bool {
-        if self.idle.as_ref().is_some_and(Idle::is_open) {
+        if self.idle.as_ref().is_some_and(Idle::is_fresh) {
             return true;
         }
         let state = self.lease.rest.state(&self.lease.id).await;

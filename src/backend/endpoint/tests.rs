@@ -507,7 +507,7 @@ async fn a_connection_lost_between_two_cells_is_made_again() {
 }
 
 #[tokio::test]
-async fn a_kernel_between_two_cells_is_asked_for_only_when_its_connection_is_lost() {
+async fn a_kernel_is_asked_for_when_its_connection_is_lost_and_not_right_after_a_cell() {
     const ASKED: &str = "GET /api/kernels/k-1";
     for (keeps, answer, alive) in
         [(true, 404, true), (false, 200, true), (false, 404, false), (false, 500, false)]
