@@ -11,6 +11,7 @@ pub mod server;
 pub mod backend;
 pub mod engine;
 pub mod harness;
+pub mod inside;
 pub mod session;
 pub mod store;
 pub mod tenant;

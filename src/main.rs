@@ -12,16 +12,21 @@ use caisson::cli::{
 use caisson::config::{Config, FileText, Flags, Layers, Surroundings};
 use caisson::daemon::{self, DaemonStart};
 use caisson::engine::Language;
-use caisson::launcher::cgroup;
 use caisson::launcher::posture::{Posture, Shape};
 use caisson::launcher::rules::Rules;
 use caisson::launcher::start;
+use caisson::launcher::{cgroup, guest};
 use caisson::supervisor::stages::{self, Account, LauncherStart};
 use caisson::supervisor::{self, ServeError, Supervisor};
-use caisson::{config, doctor, run, sys, telemetry};
+use caisson::{config, doctor, inside, run, sys, telemetry};
 use clap::Parser;
 
 fn main() -> ExitCode {
+    // In a sandbox: no settings, no log, nothing of the daemon's.
+    let mut words = std::env::args().skip(1);
+    if words.next().as_deref() == Some(guest::OWN_WORD) {
+        return inside::main(words.next().as_deref().unwrap_or_default());
+    }
     let result = match Cli::parse().command {
         Command::Serve(args) => serve(&args),
         Command::Run(args) => run_one(&args),

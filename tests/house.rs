@@ -19,6 +19,8 @@ const LEANINGS: &[(&str, &[&str])] = &[
     ("launcher", &["launcher", "policy", "sys"]),
     ("policy", &["launcher::plan"]),
     ("harness", &["engine", "launcher::client", "launcher::plan"]),
+    // Inside a sandbox: nothing of the daemon's or the launcher's.
+    ("inside", &["sys"]),
     ("telemetry", &["config::LogFormat"]),
     ("config", &["engine", "launcher::plan", "launcher::posture", "policy", "telemetry"]),
     ("cli", &["config", "engine", "launcher::posture"]),

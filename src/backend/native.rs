@@ -132,7 +132,7 @@ pub(crate) mod fake {
     use crate::launcher::client::LaunchError;
     use crate::launcher::plan::{Profile, Step};
     use crate::launcher::posture::{Posture, PostureReport, RuntimeReport};
-    use crate::zygote::Launching;
+    use crate::zygote::{Launching, Opening};
 
     pub(crate) fn hello() -> Hello {
         let runtime = |binary: &str| RuntimeReport {
@@ -197,6 +197,10 @@ pub(crate) mod fake {
                 self.plans.lock().expect("no test panics here").push(plan);
                 Ok(Fake::with_id(self.launched.fetch_add(1, Ordering::SeqCst) + 1))
             })
+        }
+
+        fn sandbox(&self, _: LaunchPlan) -> Opening<'_> {
+            Box::pin(async { Err(LaunchError::Gone) })
         }
 
         fn hello(&self) -> watch::Receiver<Option<Arc<Hello>>> {

@@ -384,12 +384,12 @@ impl Engine {
         let Ok(hello) = hello.wait_for(Option::is_some).await.map(|it| it.clone()) else { return };
         let Some(hello) = hello else { return };
         let Ok(space) = self.tenants.space_of(&TenantId(DEFAULT_TENANT.to_owned())).await else { return };
-        for (profile, first) in [(Profile::Python, 2), (Profile::PythonData, 1), (Profile::Node, 1)] {
-            let exists = match profile {
-                Profile::Python => hello.python.is_some(),
-                Profile::PythonData => hello.warm.contains(&profile),
-                Profile::Node => hello.node.is_some(),
-            };
+        let wanted = [
+            (Profile::Python, 2, hello.python.is_some()),
+            (Profile::PythonData, 1, hello.warm.contains(&Profile::PythonData)),
+            (Profile::Node, 1, hello.node.is_some()),
+        ];
+        for (profile, first, exists) in wanted {
             let extra = if profile == Profile::Node { self.config.code_prewarm } else { 0 };
             let floor = if prefills { first } else { 0 } + extra;
             if exists {

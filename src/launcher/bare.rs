@@ -217,6 +217,17 @@ pub fn guest_of(init: Pid) -> Option<Pid> {
     children(init).into_iter().next()
 }
 
+/// SIGINT for a guest, and for it alone: its group's number could be somebody else's by now. The process is held
+/// before it is looked at, so that its number cannot have passed on in between.
+pub fn interrupt(init: Pid, guest: Pid) -> io::Result<()> {
+    let raw = rustix::process::Pid::from_raw(guest.as_raw()).ok_or(io::ErrorKind::InvalidInput)?;
+    let held = rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty())?;
+    if !children(init).contains(&guest) {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    Ok(rustix::process::pidfd_send_signal(&held, rustix::process::Signal::INT)?)
+}
+
 fn children(pid: Pid) -> Vec<Pid> {
     // Gone already: it has none.
     let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();

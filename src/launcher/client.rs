@@ -60,6 +60,17 @@ pub struct Ender {
     client: Client,
 }
 
+impl Ender {
+    /// Sends SIGINT to the sandbox's interpreter. That it arrives in time is nobody's promise: who cannot wait
+    /// drops the sandbox.
+    pub fn interrupt(&self) {
+        let sandbox = self.id;
+        if let Err(error) = self.client.send(|seq, _| Request::Interrupt { seq, sandbox }) {
+            tracing::debug!(%sandbox, %error, "interrupt not sent");
+        }
+    }
+}
+
 impl Drop for Ender {
     fn drop(&mut self) {
         self.client.end(self.id);

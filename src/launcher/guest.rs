@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::launcher::child::{self, Thread};
-use crate::launcher::plan::Step;
+use crate::launcher::plan::{Profile, Step};
 use crate::launcher::rules::Rules;
 use crate::launcher::shell::{AtStep, Shell, StepError};
 use crate::launcher::wire::{self, Job, Launch, slot, step};
@@ -39,7 +39,7 @@ pub fn fork_into(
     account: usize,
     zygote: BorrowedFd<'_>,
 ) -> Result<Ends, StepError> {
-    let (ends, fixed) = pipes(shell, rules, account).at(Step::Descriptors)?;
+    let (ends, fixed) = pipes(shell, rules, account, Channel::Pipe).at(Step::Descriptors)?;
     let job = job(shell, rules, account);
     let descriptors = descriptors(&fixed, shell);
     packet::send(zygote, wire::bytes_of(&job), &descriptors).at(Step::Zygote)?;
@@ -53,6 +53,7 @@ pub struct Program {
     arguments: Vec<CString>,
     environment: Vec<CString>,
     home: CString,
+    channel: Channel,
 }
 
 /// How an interpreter is started, in the paths that its sandboxes see.
@@ -62,6 +63,53 @@ pub struct InterpreterStart {
     /// Depend on its version.
     pub flags: Vec<&'static str>,
     pub harness: String,
+}
+
+/// What guests are started with, in the paths that their sandboxes see.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    pub python: Option<InterpreterStart>,
+    pub node: Option<InterpreterStart>,
+    /// Our own binary.
+    pub own: String,
+    /// `PATH` of guests.
+    pub path: String,
+}
+
+impl Programs {
+    pub fn has(&self, profile: Profile) -> bool {
+        match profile {
+            Profile::Python | Profile::PythonData => self.python.is_some(),
+            Profile::Node => self.node.is_some(),
+            Profile::Files | Profile::Commands => true,
+        }
+    }
+
+    /// What a profile executes; `None` where this host does not have it.
+    pub fn program(&self, profile: Profile, user: &str, place: &Place) -> Option<Program> {
+        let interpreter = match profile {
+            Profile::Python | Profile::PythonData => &self.python,
+            Profile::Node => &self.node,
+            Profile::Files | Profile::Commands => {
+                let words = [self.own.as_str(), OWN_WORD, profile.name()];
+                let channel = if profile == Profile::Files { Channel::Socket } else { Channel::Pipe };
+                return Some(Program { channel, ..Program::of(&words, &self.path, user, place) });
+            }
+        };
+        interpreter.as_ref().map(|start| Program::new(start, &self.path, user, place))
+    }
+}
+
+/// First argument of our own binary in a sandbox.
+pub const OWN_WORD: &str = "inside";
+
+/// What a guest's descriptor 3 is.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Channel {
+    Pipe,
+    /// Carries descriptors too. Never where guest code runs: a socket lets its holder delay whoever closes the
+    /// other end.
+    Socket,
 }
 
 /// Where a guest finds its space.
@@ -105,6 +153,7 @@ impl Program {
             arguments: words.iter().map(|word| text(word)).collect(),
             environment,
             home: text(&place.home),
+            channel: Channel::Pipe,
         }
     }
 }
@@ -120,7 +169,7 @@ pub fn fork_by_init(
     account: usize,
     program: &Program,
 ) -> Result<Ends, StepError> {
-    let (ends, fixed) = pipes(shell, rules, account).at(Step::Descriptors)?;
+    let (ends, fixed) = pipes(shell, rules, account, program.channel).at(Step::Descriptors)?;
     let mut launch = Launch {
         job: job(shell, rules, account),
         argument_count: program.arguments.len() as u32,
@@ -142,7 +191,7 @@ pub fn fork_by_init(
 
 /// Forks the launcher and executes the program once released.
 pub fn exec_into(shell: &Shell, rules: &Rules, account: usize, program: &Program) -> Result<Ends, StepError> {
-    let (ends, fixed) = pipes(shell, rules, account).at(Step::Descriptors)?;
+    let (ends, fixed) = pipes(shell, rules, account, program.channel).at(Step::Descriptors)?;
     let job = job(shell, rules, account);
     let descriptors: Vec<i32> = descriptors(&fixed, shell).iter().map(AsRawFd::as_raw_fd).collect();
     // Everything the child spends exists before the fork.
@@ -218,9 +267,12 @@ fn descriptors<'a>(fixed: &'a Fixed, shell: &'a Shell) -> Vec<BorrowedFd<'a>> {
 
 /// Six pipes. The capture pipes belong to the guest, so that `/dev/stdout` opens; the control pipes stay
 /// ours, so that a guest cannot reopen their other direction.
-fn pipes(shell: &Shell, rules: &Rules, account: usize) -> io::Result<(Ends, Fixed)> {
+fn pipes(shell: &Shell, rules: &Rules, account: usize, channel: Channel) -> io::Result<(Ends, Fixed)> {
     let pipe = || pipe_with(PipeFlags::CLOEXEC);
-    let (requests_read, requests_write) = pipe()?;
+    let (requests_read, requests_write) = match channel {
+        Channel::Pipe => pipe()?,
+        Channel::Socket => packet::pair()?,
+    };
     let (events_read, events_write) = pipe()?;
     let (stdout_read, stdout_write) = pipe()?;
     let (stderr_read, stderr_write) = pipe()?;

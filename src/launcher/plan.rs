@@ -48,11 +48,18 @@ pub enum Profile {
     PythonData,
     /// Node.js.
     Node,
+    /// The space helper: our own program, as the file planes' eyes and hands in a space.
+    Files,
+    /// The command agent: our own program, which starts a session's commands.
+    Commands,
 }
 
 impl Profile {
     /// All of them, in wire order.
-    pub const ALL: [Profile; 3] = [Profile::Python, Profile::PythonData, Profile::Node];
+    pub const ALL: [Profile; 5] =
+        [Profile::Python, Profile::PythonData, Profile::Node, Profile::Files, Profile::Commands];
+    /// Those that run cells.
+    pub const INTERPRETERS: [Profile; 3] = [Profile::Python, Profile::PythonData, Profile::Node];
 
     /// Name as shown in `/health` and logs.
     pub fn name(self) -> &'static str {
@@ -60,6 +67,8 @@ impl Profile {
             Profile::Python => "python",
             Profile::PythonData => "python-data",
             Profile::Node => "node",
+            Profile::Files => "files",
+            Profile::Commands => "commands",
         }
     }
 }
@@ -102,6 +111,11 @@ pub enum Request {
     DeleteSpace {
         seq: u64,
         space: SpaceId,
+    },
+    /// Sends SIGINT to the interpreter and to what it started in its process group, as Ctrl-C would.
+    Interrupt {
+        seq: u64,
+        sandbox: SandboxId,
     },
 }
 
@@ -301,7 +315,10 @@ pub struct Malformed;
 impl Request {
     pub fn seq(&self) -> u64 {
         match self {
-            Request::Launch { seq, .. } | Request::End { seq, .. } | Request::DeleteSpace { seq, .. } => *seq,
+            Request::Launch { seq, .. }
+            | Request::End { seq, .. }
+            | Request::DeleteSpace { seq, .. }
+            | Request::Interrupt { seq, .. } => *seq,
         }
     }
 
@@ -323,6 +340,10 @@ impl Request {
             Request::DeleteSpace { space, .. } => {
                 out[0] = 3;
                 out[16..24].copy_from_slice(&space.0.to_le_bytes());
+            }
+            Request::Interrupt { sandbox, .. } => {
+                out[0] = 4;
+                out[16..24].copy_from_slice(&sandbox.0.to_le_bytes());
             }
         }
         out
@@ -353,6 +374,7 @@ impl Request {
             }),
             2 => Ok(Request::End { seq, sandbox: SandboxId(id) }),
             3 => Ok(Request::DeleteSpace { seq, space: SpaceId(id) }),
+            4 => Ok(Request::Interrupt { seq, sandbox: SandboxId(id) }),
             _ => Err(Malformed),
         }
     }
@@ -470,6 +492,7 @@ mod tests {
             Request::Launch { seq: 9, plan },
             Request::End { seq: 10, sandbox: SandboxId(4) },
             Request::DeleteSpace { seq: 11, space: SpaceId(2) },
+            Request::Interrupt { seq: 12, sandbox: SandboxId(5) },
         ] {
             assert_eq!(Request::decode(&request.encode()), Ok(request));
         }

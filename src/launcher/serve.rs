@@ -24,11 +24,11 @@ use rustix::net::RecvFlags;
 
 use crate::launcher::bare;
 use crate::launcher::cgroup::{CgroupLimits, Cgroups, Leaf};
-use crate::launcher::guest::{self, Ends, InterpreterStart, Place, Program};
+use crate::launcher::guest::{self, Ends, Place, Programs};
 use crate::launcher::husk::Husks;
 use crate::launcher::leases::Leases;
 use crate::launcher::plan::{
-    End, LaunchPlan, Origin, Profile, REQUEST_BYTES, Reply, Request, SandboxId, SpaceId, Step,
+    End, LaunchPlan, Origin, REQUEST_BYTES, Reply, Request, SandboxId, SpaceId, Step,
 };
 use crate::launcher::posture::{Hello, Shape};
 use crate::launcher::release;
@@ -84,10 +84,7 @@ pub struct Launcher {
     pub abandoned: Abandoned,
     pub nurseries: Vec<Nursery>,
     pub zygote_cgroup: Vec<OwnedFd>,
-    pub python: Option<InterpreterStart>,
-    pub node: Option<InterpreterStart>,
-    /// `PATH` of guests.
-    pub path: String,
+    pub programs: Programs,
     pub shells_ready: usize,
     pub hello: Hello,
 }
@@ -448,6 +445,7 @@ impl Loop {
         match request {
             Request::Launch { seq, plan } => self.on_launch(Order { seq, plan, retried: false }),
             Request::End { sandbox, .. } => self.end_sandbox(sandbox.0),
+            Request::Interrupt { sandbox, .. } => self.interrupt(sandbox.0),
             Request::DeleteSpace { seq, space } if space.0 == 0 => {
                 // Ours, for the measurement at the start.
                 self.reply(&Reply::SpaceDeleted { seq, errno: rustix::io::Errno::INVAL.raw_os_error() }, &[]);
@@ -496,17 +494,10 @@ impl Loop {
         }
     }
 
-    fn interpreter(&self, profile: Profile) -> Option<&InterpreterStart> {
-        match profile {
-            Profile::Python | Profile::PythonData => self.launcher.python.as_ref(),
-            Profile::Node => self.launcher.node.as_ref(),
-        }
-    }
-
     /// The plan against the launcher's own policy.
     fn check(&self, plan: &LaunchPlan) -> Result<(), StepError> {
         let refuse = |errno: rustix::io::Errno| Err(StepError { step: Step::Plan, source: errno.into() });
-        let known = self.interpreter(plan.profile).is_some();
+        let known = self.launcher.programs.has(plan.profile);
         let waiting =
             self.entries.values().filter(|entry| matches!(entry.stage, Stage::Booting { .. })).count();
         match () {
@@ -814,7 +805,7 @@ impl Loop {
         let zygote = self.zygote_for(order);
         let entry = self.entries.get_mut(&id).ok_or_else(gone)?;
         let shell = &entry.shell;
-        let Launcher { rules, nurseries, node, python, path, spaces, .. } = &mut self.launcher;
+        let Launcher { rules, nurseries, programs, spaces, .. } = &mut self.launcher;
         // A zygote may have died while the shell booted: then an exec'd interpreter moves in. One that was
         // replaced still does what it was meant for.
         match zygote.and_then(|index| nurseries[index].for_owner(shell.owner)) {
@@ -824,19 +815,14 @@ impl Loop {
                 guest::fork_into(shell, rules, account, zygote.socket.as_fd())
             }
             None => {
-                let start = if plan.profile == Profile::Node { node } else { python };
-                let start = start.as_ref().ok_or_else(gone)?;
                 let user = &rules.accounts[account].name;
+                let place =
+                    if shell.bare { Place::on_host(&spaces.parts(shell.space)) } else { Place::inside() };
+                let program = programs.program(plan.profile, user, &place).ok_or_else(gone)?;
                 if shell.bare {
-                    let place = Place::on_host(&spaces.parts(shell.space));
-                    guest::fork_by_init(shell, rules, account, &Program::new(start, path, user, &place))
+                    guest::fork_by_init(shell, rules, account, &program)
                 } else {
-                    guest::exec_into(
-                        shell,
-                        rules,
-                        account,
-                        &Program::new(start, path, user, &Place::inside()),
-                    )
+                    guest::exec_into(shell, rules, account, &program)
                 }
             }
         }
@@ -934,6 +920,21 @@ impl Loop {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.cause.get_or_insert(End::Ended);
             self.kill(id);
+        }
+    }
+
+    /// As Ctrl-C would: what the interpreter started in its own process group hears it too. Only for guests whose
+    /// end we have not seen, so that the number is still theirs.
+    fn interrupt(&mut self, id: u64) {
+        let Some(Entry { shell, stage: Stage::Live { guest }, .. }) = self.entries.get(&id) else { return };
+        let sent = if shell.bare {
+            bare::interrupt(shell.pid, *guest)
+        } else {
+            // The guest is its group's leader and our child, not yet waited for.
+            nix::sys::signal::killpg(*guest, Signal::SIGINT).map_err(io::Error::from)
+        };
+        if let Err(error) = sent {
+            tracing::debug!(sandbox = id, %error, "interrupt not delivered");
         }
     }
 
@@ -1133,9 +1134,10 @@ impl Loop {
 
     fn start_zygote(&mut self, index: usize) {
         let uid = self.launcher.leases.zygote();
-        let Launcher { nurseries, rules, maker, zygote_cgroup, python, path, .. } = &mut self.launcher;
-        let (Some(yard), Some(python)) = (&maker.yard, python) else { return };
-        let ground = Ground { template: yard.template.as_fd(), rules, cgroup: zygote_cgroup, python, path };
+        let Launcher { nurseries, rules, maker, zygote_cgroup, programs, .. } = &mut self.launcher;
+        let (Some(yard), Some(python)) = (&maker.yard, &programs.python) else { return };
+        let (template, path) = (yard.template.as_fd(), &programs.path);
+        let ground = Ground { template, rules, cgroup: zygote_cgroup, python, path };
         let pid = match nurseries[index].start(&ground, uid) {
             Ok(pid) => pid,
             Err(error) => return tracing::error!(%error, "zygote not started"),

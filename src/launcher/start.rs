@@ -20,7 +20,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use crate::launcher::bare;
 use crate::launcher::cgroup::{Cgroups, Found};
 use crate::launcher::child;
-use crate::launcher::guest::{self, InterpreterStart, Place, Program};
+use crate::launcher::guest::{self, InterpreterStart, Place, Program, Programs};
 use crate::launcher::leases::Leases;
 use crate::launcher::measured::{Measured, Missed};
 use crate::launcher::plan::{Profile, SpaceId, Step};
@@ -43,6 +43,9 @@ const HARNESS_JS: &str = include_str!("../../harness/harness.js");
 const ZYGOTE_PY: &str = include_str!("../../harness/zygote.py");
 /// Init of a sandbox, made by `build.rs`.
 const INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/caisson-init"));
+/// Our own binary, whatever has become of its name since it was started, and its name among the harnesses.
+const OWN_BINARY: &str = "/proc/self/exe";
+const OWN_NAME: &str = "caisson";
 /// The zygote's library, made by `build.rs`.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libcaisson.so"));
 /// The same with bare forks, for a launcher that measures and serves nobody.
@@ -177,6 +180,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         Shape::Bare => settings.state_dir.join("harness"),
         _ => PathBuf::from("/opt/caisson"),
     };
+    let own = harness.join(OWN_NAME).to_string_lossy().into_owned();
     let (python, node) = runtimes.versions(&maker, &rules, &mut leases);
     let unanswered = runtimes.unanswered(python.as_ref(), node.as_ref());
     let begin = |report: &RuntimeReport, flags: Vec<&'static str>, file: &str| InterpreterStart {
@@ -210,9 +214,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         leases,
         abandoned,
         nurseries: profiles.iter().map(|profile| Nursery::new(*profile, settings.zygote_forks_max)).collect(),
-        path: search_path(binaries),
-        python: python_start,
-        node: node_start,
+        programs: Programs { path: search_path(binaries), own, python: python_start, node: node_start },
         shells_ready: settings.shells_ready,
         hello,
     };
@@ -246,7 +248,8 @@ fn shapes(settings: &Settings, yard: bool) -> &'static [Shape] {
 fn yard(settings: &Settings, rules: &Rules, runtimes: &Runtimes) -> io::Result<Yard> {
     let point = settings.state_dir.join("template");
     fs::create_dir_all(&point)?;
-    let template = Template::build(&point, &contents(settings, rules, runtimes))?;
+    let own = ourselves(&settings.state_dir)?;
+    let template = Template::build(&point, &contents(settings, rules, runtimes, &own))?;
     Ok(Yard { home: serve::own_namespace("mnt")?, template: template.namespace })
 }
 
@@ -293,7 +296,26 @@ fn lay_out_harness(state_dir: &Path) -> io::Result<PathBuf> {
         fs::write(&path, text)?;
         fs::set_permissions(&path, Permissions::from_mode(0o644))?;
     }
+    copy_of_ourselves(&dir)?;
     Ok(dir)
+}
+
+/// Copies our binary into a folder. Returns where it lies.
+fn copy_of_ourselves(dir: &Path) -> io::Result<PathBuf> {
+    let (own, fresh) = (dir.join(OWN_NAME), dir.join("caisson.new"));
+    fs::copy(OWN_BINARY, &fresh)?;
+    fs::set_permissions(&fresh, Permissions::from_mode(0o755))?;
+    // Not written over: somebody may still be running the old one.
+    fs::rename(&fresh, &own)?;
+    Ok(own)
+}
+
+/// Where our binary lies: an upgrade may have replaced it since we were started.
+fn ourselves(state_dir: &Path) -> io::Result<PathBuf> {
+    match fs::canonicalize(OWN_BINARY) {
+        Ok(path) => Ok(path),
+        Err(_) => copy_of_ourselves(state_dir),
+    }
 }
 
 /// `PATH` of guests: the interpreters' own folders before the system's.
@@ -499,7 +521,7 @@ fn parts_of(prefix: &Path, target: &Path) -> Vec<(PathBuf, PathBuf)> {
     there.map(|part| (prefix.join(part), target.join(part))).collect()
 }
 
-fn contents(settings: &Settings, rules: &Rules, runtimes: &Runtimes) -> Contents {
+fn contents(settings: &Settings, rules: &Rules, runtimes: &Runtimes, own: &Path) -> Contents {
     let bind = |source: &Path, target: &Path| Bind {
         source: source.to_owned(),
         target: target.to_owned(),
@@ -508,6 +530,7 @@ fn contents(settings: &Settings, rules: &Rules, runtimes: &Runtimes) -> Contents
     let all = [&runtimes.python, &runtimes.node].into_iter().flatten();
     let mut binds: Vec<Bind> =
         all.flat_map(|runtime| runtime.trees.iter().map(|(source, target)| bind(source, target))).collect();
+    binds.push(bind(own, &Path::new("/opt/caisson").join(OWN_NAME)));
     if let Some(caches) = settings.python_caches.as_ref().filter(|caches| caches.is_dir()) {
         binds.push(bind(caches, Path::new("/opt/caisson/caches")));
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::harness::interpreter::Interpreter;
-use crate::launcher::client::{Client, LaunchError};
+use crate::launcher::client::{Client, LaunchError, Sandbox};
 use crate::launcher::plan::LaunchPlan;
 use crate::launcher::posture::Hello;
 
@@ -17,9 +17,14 @@ pub mod slots;
 /// A launch under way.
 pub type Launching<'a> = Pin<Box<dyn Future<Output = Result<Interpreter, LaunchError>> + Send + 'a>>;
 
+/// A launch of a sandbox whose program speaks something else than the harness's protocol.
+pub type Opening<'a> = Pin<Box<dyn Future<Output = Result<Sandbox, LaunchError>> + Send + 'a>>;
+
 /// Turns plans into interpreters: the launcher's client, or a fake in tests.
 pub trait Launch: Send + Sync + 'static {
     fn launch(&self, plan: LaunchPlan) -> Launching<'_>;
+    /// The bare sandbox, for programs of our own.
+    fn sandbox(&self, plan: LaunchPlan) -> Opening<'_>;
     /// What the launcher of the day reported; `None` before the first.
     fn hello(&self) -> watch::Receiver<Option<Arc<Hello>>>;
     /// Changes when a launcher is gone and all its interpreters know it.
@@ -34,6 +39,10 @@ impl Launch for Client {
             let sandbox = Client::launch(self, plan).await?;
             Interpreter::new(sandbox).map_err(LaunchError::Io)
         })
+    }
+
+    fn sandbox(&self, plan: LaunchPlan) -> Opening<'_> {
+        Box::pin(Client::launch(self, plan))
     }
 
     fn hello(&self) -> watch::Receiver<Option<Arc<Hello>>> {

@@ -195,7 +195,7 @@ impl Slots {
             (profile, of_profile.map(|(_, shelf)| shelf.ready.len()).sum())
         };
         SlotStats {
-            ready: Profile::ALL.into_iter().map(ready).collect(),
+            ready: Profile::INTERPRETERS.into_iter().map(ready).collect(),
             max: self.max,
             taken: books.taken,
             missed: books.missed,
@@ -490,10 +490,7 @@ async fn make(launcher: &dyn Launch, key: ShelfKey) -> Option<Interpreter> {
 
 /// Something that touches what the first cell will touch, and prints, so that both streams are open.
 fn warm_source(profile: Profile) -> &'static str {
-    match profile {
-        Profile::Python | Profile::PythonData => "print(1)",
-        Profile::Node => "console.log(1)",
-    }
+    if profile == Profile::Node { "console.log(1)" } else { "print(1)" }
 }
 
 #[cfg(test)]

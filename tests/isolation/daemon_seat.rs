@@ -116,7 +116,8 @@ fn a_profile_that_is_not_there_and_one_that_does_not_exist_are_refused() {
     let node = LaunchPlan { profile: Profile::Node, ..strict(fresh_space()) };
     assert_eq!(launched(&stand, node).err(), Some(refused(Errno::NOENT)));
     let mut seat = stand.seat();
-    for (at, value) in [(24, 3), (24, 255), (25, 2), (25, 255)] {
+    let unknown = Profile::ALL.len() as u8;
+    for (at, value) in [(24, unknown), (24, 255), (25, 2), (25, 255)] {
         let seq = seat.next_seq();
         let mut packet = Request::Launch { seq, plan: strict(fresh_space()) }.encode();
         packet[at] = value;
