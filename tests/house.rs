@@ -21,6 +21,10 @@ const LEANINGS: &[(&str, &[&str])] = &[
     ("harness", &["engine", "launcher::client", "launcher::plan"]),
     // Inside a sandbox: nothing of the daemon's or the launcher's.
     ("inside", &["sys"]),
+    ("inside::files", &["files::names", "files::wire", "sys"]),
+    ("files::names", &[]),
+    ("files::wire", &["files::names"]),
+    ("files", &["engine", "launcher::client", "launcher::plan", "launcher::posture", "sys", "tenant", "zygote"]),
     ("telemetry", &["config::LogFormat"]),
     ("config", &["engine", "launcher::plan", "launcher::posture", "policy", "telemetry"]),
     ("cli", &["config", "engine", "launcher::posture"]),

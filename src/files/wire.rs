@@ -182,6 +182,8 @@ pub enum Op {
         path: String,
         recursive: bool,
     },
+    /// Answers with a handle on the home folder, good for nothing but to see on which device it lies.
+    Space,
     /// Answers with a descriptor to read a file by.
     Open {
         path: String,

@@ -70,15 +70,18 @@ fn built(set: &GlobSetBuilder) -> Outcome<GlobSet> {
     set.build().map_err(|error| Fault::text(FaultKind::BadRequest, format!("invalid pattern: {error}")))
 }
 
-/// A result that keeps within its number of entries and their bytes.
+/// How far a walk goes: a result keeps within its number of entries and their bytes.
 struct Room {
     entries: usize,
     bytes: usize,
+    /// Levels below the top.
+    depth_max: Option<u64>,
+    with_stat: bool,
 }
 
 impl Room {
-    fn new(entries: usize) -> Room {
-        Room { entries, bytes: RESULT_BYTES_MAX }
+    fn new(entries: usize, depth_max: Option<u64>, with_stat: bool) -> Room {
+        Room { entries, bytes: RESULT_BYTES_MAX, depth_max, with_stat }
     }
 
     /// Takes room for one more; false when there is none.
@@ -107,8 +110,6 @@ fn collect(
     top: &str,
     room: Room,
     mut keep: impl FnMut(&[u8], &[u8], bool) -> (bool, Enter),
-    depth_max: Option<u64>,
-    with_stat: bool,
     mut add: impl FnMut(Found<'_>, String),
 ) -> Outcome<bool> {
     let prefix = top.trim_end_matches('/');
@@ -125,12 +126,12 @@ fn collect(
                 truncated = true;
                 return Ok(None);
             }
-            let stat = if with_stat { statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok() } else { None };
-            if stat.is_some() || !with_stat {
+            let stat = if room.with_stat { statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok() } else { None };
+            if stat.is_some() || !room.with_stat {
                 add(Found { name, stat, is_directory }, path);
             }
         }
-        let deeper = depth_max.is_none_or(|max| (walk.depth() as u64) < max);
+        let deeper = room.depth_max.is_none_or(|max| (walk.depth() as u64) < max);
         Ok(Some(if deeper { enter } else { Enter::No }))
     });
     match walked {
@@ -169,7 +170,7 @@ pub(super) fn list(view: &View, clock: &Clock, wanted: &List) -> Outcome<Answer>
         (fits, Enter::Yes)
     };
     let truncated =
-        collect(view, clock, &wanted.path, Room::new(LIST_ENTRIES_MAX), keep, depth_max, true, |found, path| {
+        collect(view, clock, &wanted.path, Room::new(LIST_ENTRIES_MAX, depth_max, true), keep, |found, path| {
             let Some(stat) = found.stat else { return };
             let name = names::show(found.name);
             let entry = Entry {
@@ -211,7 +212,7 @@ pub(super) fn find(view: &View, clock: &Clock, path: &str, pattern: &str) -> Out
         (!is_directory && wanted.fit(name, path), Enter::Yes)
     };
     let truncated =
-        collect(view, clock, path, Room::new(FIND_ENTRIES_MAX), keep, None, false, |_, path| files.push(path))?;
+        collect(view, clock, path, Room::new(FIND_ENTRIES_MAX, None, false), keep, |_, path| files.push(path))?;
     Ok(Answer::Found { files, truncated })
 }
 
@@ -224,8 +225,8 @@ pub(super) fn glob(view: &View, clock: &Clock, wanted: &Glob) -> Outcome<Answer>
         }
         (pattern.fit(name, path) && !(is_directory && wanted.files_only), Enter::Yes)
     };
-    let room = Room::new(wanted.results_max.min(GLOB_ENTRIES_MAX));
-    let truncated = collect(view, clock, &wanted.path, room, keep, None, true, |found, path| {
+    let room = Room::new(wanted.results_max.min(GLOB_ENTRIES_MAX), None, true);
+    let truncated = collect(view, clock, &wanted.path, room, keep, |found, path| {
         let Some(stat) = found.stat else { return };
         let entry = GlobEntry {
             name: names::show(found.name),
@@ -277,8 +278,8 @@ pub(super) fn outline(view: &View, clock: &Clock, path: &str) -> Outcome<String>
         let shown = !is_hidden(name);
         (shown, if shown { Enter::Yes } else { Enter::No })
     };
-    let room = Room::new(LIST_ENTRIES_MAX);
-    let truncated = collect(view, clock, path, room, keep, Some(2), false, |found, path| {
+    let room = Room::new(LIST_ENTRIES_MAX, Some(2), false);
+    let truncated = collect(view, clock, path, room, keep, |found, path| {
         lines.push(if found.is_directory { format!("{path}/") } else { path });
     })?;
     if truncated {

@@ -52,9 +52,14 @@ impl View {
         let home = open(home)?;
         let trees: Vec<Tree> =
             trees.iter().filter_map(|path| open(path).ok()).filter_map(|tree| Tree::of(&tree).ok()).collect();
-        let outside = Tree::of(&root)?;
+        let outside = Tree::of(&root).map_err(|_| std::io::Error::from(std::io::ErrorKind::Unsupported))?;
         let by_mount = !trees.is_empty() && trees.iter().all(|tree| tree.mount != outside.mount);
         Ok(View { root, home, trees, by_mount })
+    }
+
+    /// A handle on the home folder.
+    pub(super) fn home(&self) -> Outcome<OwnedFd> {
+        Ok(self.home.try_clone()?)
     }
 
     /// Walks to the last name of `path`, through the links that it may be.
@@ -241,7 +246,7 @@ pub(super) fn not_regular() -> Fault {
 }
 
 fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
-    path.split(|byte| *byte == b'/').filter(|part| !matches!(part, b"" | b"."))
+    path.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b"."))
 }
 
 fn bytes_of(path: &str) -> Outcome<Vec<u8>> {

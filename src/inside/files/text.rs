@@ -125,7 +125,7 @@ pub(super) fn read_up_to(file: OwnedFd, bytes_max: usize, clock: &Clock) -> Outc
     let mut content = Vec::new();
     loop {
         clock.check()?;
-        let read = file.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut content)?;
+        let read = Read::by_ref(&mut file).take(PIECE_BYTES as u64).read_to_end(&mut content)?;
         match read {
             0 => return Ok(Some(content)),
             _ if content.len() > bytes_max => return Ok(None),
@@ -314,7 +314,7 @@ pub(super) fn pour(from: &mut File, to: &mut File, clock: &Clock) -> Outcome<u64
     let mut bytes = 0;
     loop {
         clock.check()?;
-        match std::io::copy(&mut from.by_ref().take(PIECE_BYTES as u64), to)? {
+        match std::io::copy(&mut Read::by_ref(from).take(PIECE_BYTES as u64), to)? {
             0 => return Ok(bytes),
             copied => bytes += copied,
         }
