@@ -103,7 +103,8 @@ impl Helper {
         let call = Call { op: Op::Space, time_ms_max: 0 };
         let gone = |_| io::Error::other("the file helper ended before it answered");
         let reply = self.begin(&call, &[], None).await.map_err(gone)?.answer().await.map_err(gone)?;
-        let descriptor = reply.descriptor.ok_or_else(|| io::Error::other("the file helper shows no space"))?;
+        let descriptor =
+            reply.descriptor.ok_or_else(|| io::Error::other("the file helper shows no space"))?;
         Ok(fstat(descriptor)?.st_dev)
     }
 
@@ -256,7 +257,8 @@ async fn read(shared: Arc<Shared>) {
     let mut buffer = vec![0_u8; HEADER_BYTES + FRAME_BYTES_MAX];
     loop {
         let Ok(mut ready) = shared.socket.readable().await else { break };
-        let received = ready.try_io(|socket| packet::receive(socket.get_ref(), &mut buffer, RecvFlags::empty()));
+        let received =
+            ready.try_io(|socket| packet::receive(socket.get_ref(), &mut buffer, RecvFlags::empty()));
         match received {
             Err(_would_block) => {}
             Ok(Ok((length, descriptors))) if length > 0 => {

@@ -180,8 +180,9 @@ impl Files {
     fn admit(&self, tenant: &TenantId) -> Result<Permits, FileError> {
         let gate = {
             let mut gates = lock(&self.gates);
-            let gate =
-                gates.entry(tenant.clone()).or_insert_with(|| Arc::new(Semaphore::new(OPERATIONS_PER_TENANT_MAX)));
+            let gate = gates
+                .entry(tenant.clone())
+                .or_insert_with(|| Arc::new(Semaphore::new(OPERATIONS_PER_TENANT_MAX)));
             Arc::clone(gate)
         };
         let busy = |max| move |_| FileError::Busy { max };

@@ -328,24 +328,47 @@ pub type Answered = Result<Answer, Fault>;
 pub enum Answer {
     /// The text is beside the JSON.
     Text,
-    Written { bytes: u64 },
+    Written {
+        bytes: u64,
+    },
     Listed(Listed),
-    Found { files: Vec<String>, truncated: bool },
+    Found {
+        files: Vec<String>,
+        truncated: bool,
+    },
     Globbed(Globbed),
     Grepped(Grepped),
-    Searched { matches: Vec<String>, line_numbers: Vec<u64> },
-    Replaced { count: u64 },
+    Searched {
+        matches: Vec<String>,
+        line_numbers: Vec<u64>,
+    },
+    Replaced {
+        count: u64,
+    },
     Edited(Edited),
     Stat(FileStat),
-    Made { created: bool },
-    Copied { files: u64, bytes: u64 },
+    Made {
+        created: bool,
+    },
+    Copied {
+        files: u64,
+        bytes: u64,
+    },
     Moved,
-    Deleted { is_directory: bool },
+    Deleted {
+        is_directory: bool,
+    },
     /// A descriptor comes with it.
     Opened,
-    Uploaded { path: String, bytes: u64 },
+    Uploaded {
+        path: String,
+        bytes: u64,
+    },
     TreeSent,
-    TreeReceived { entries: u64, mode: TreeMode },
+    TreeReceived {
+        entries: u64,
+        mode: TreeMode,
+    },
 }
 
 /// How a tree came to its place.

@@ -74,9 +74,8 @@ pub(super) fn edit(
         Edit::Insert { line, text } => insert(view, clock, path, line, &text)?,
         Edit::Undo => {
             let before = history().pop(path);
-            let before = before.ok_or_else(|| {
-                Fault::text(FaultKind::Anchor, format!("no edit history found for {path}"))
-            })?;
+            let before = before
+                .ok_or_else(|| Fault::text(FaultKind::Anchor, format!("no edit history found for {path}")))?;
             return undo(view, clock, path, before);
         }
     };
@@ -105,7 +104,8 @@ fn view_it(view: &View, clock: &Clock, path: &str, range: Option<(u64, i64)>) ->
         }
     };
     let (first, last) = (first as usize, last as usize);
-    let output = format!("Here's the result of running `cat -n` on {path}:\n{}", numbered(&text, first, last));
+    let output =
+        format!("Here's the result of running `cat -n` on {path}:\n{}", numbered(&text, first, last));
     Ok(Answer::Edited(Edited { output, prev_exist: true, ..Edited::default() }))
 }
 

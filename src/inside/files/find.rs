@@ -52,7 +52,9 @@ impl Names {
     }
 
     pub(super) fn fit(&self, name: &[u8], path: &[u8]) -> bool {
-        let as_path = |bytes| std::path::Path::new(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(bytes));
+        let as_path = |bytes| {
+            std::path::Path::new(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(bytes))
+        };
         !self.is_empty && (self.by_name.is_match(as_path(name)) || self.by_path.is_match(as_path(path)))
     }
 
@@ -165,12 +167,17 @@ pub(super) fn list(view: &View, clock: &Clock, wanted: &List) -> Outcome<Answer>
             return (false, Enter::No);
         }
         let shown = names::show(name);
-        let fits = dotted.is_empty()
-            || !is_directory && extension(&shown).is_some_and(|it| dotted.contains(&it));
+        let fits =
+            dotted.is_empty() || !is_directory && extension(&shown).is_some_and(|it| dotted.contains(&it));
         (fits, Enter::Yes)
     };
-    let truncated =
-        collect(view, clock, &wanted.path, Room::new(LIST_ENTRIES_MAX, depth_max, true), keep, |found, path| {
+    let truncated = collect(
+        view,
+        clock,
+        &wanted.path,
+        Room::new(LIST_ENTRIES_MAX, depth_max, true),
+        keep,
+        |found, path| {
             let Some(stat) = found.stat else { return };
             let name = names::show(found.name);
             let entry = Entry {
@@ -184,7 +191,8 @@ pub(super) fn list(view: &View, clock: &Clock, wanted: &List) -> Outcome<Answer>
                 name,
             };
             files.push((entry, stat.st_size));
-        })?;
+        },
+    )?;
     let time = |entry: &Entry| entry.modified_time.parse::<i64>().unwrap_or_default();
     sort_by(&mut files, wanted.sort, wanted.descending, |(entry, size)| Key {
         path: &entry.path,
@@ -208,11 +216,11 @@ pub(super) fn list(view: &View, clock: &Clock, wanted: &List) -> Outcome<Answer>
 pub(super) fn find(view: &View, clock: &Clock, path: &str, pattern: &str) -> Outcome<Answer> {
     let wanted = Names::of(&[pattern])?;
     let mut files = Vec::new();
-    let keep = |name: &[u8], path: &[u8], is_directory: bool| {
-        (!is_directory && wanted.fit(name, path), Enter::Yes)
-    };
-    let truncated =
-        collect(view, clock, path, Room::new(FIND_ENTRIES_MAX, None, false), keep, |_, path| files.push(path))?;
+    let keep =
+        |name: &[u8], path: &[u8], is_directory: bool| (!is_directory && wanted.fit(name, path), Enter::Yes);
+    let truncated = collect(view, clock, path, Room::new(FIND_ENTRIES_MAX, None, false), keep, |_, path| {
+        files.push(path)
+    })?;
     Ok(Answer::Found { files, truncated })
 }
 

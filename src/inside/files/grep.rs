@@ -14,8 +14,8 @@ use super::walk::{Enter, Step, Walk};
 use super::{Clock, Outcome};
 use crate::files::names;
 use crate::files::wire::{
-    Answer, CONTEXT_LINES_MAX, Fault, FaultKind, GREP_FILE_BYTES_MAX, GREP_MATCHES_MAX, Grep, GrepMatch, Grepped,
-    RESULT_BYTES_MAX,
+    Answer, CONTEXT_LINES_MAX, Fault, FaultKind, GREP_FILE_BYTES_MAX, GREP_MATCHES_MAX, Grep, GrepMatch,
+    Grepped, RESULT_BYTES_MAX,
 };
 
 /// What is shown of a line.
@@ -121,9 +121,13 @@ impl Search<'_> {
                 break;
             }
             let line = lines.of(hit.start());
-            let last = if self.wanted.multiline { lines.of(hit.end().max(hit.start() + 1) - 1) } else { line };
+            let last =
+                if self.wanted.multiline { lines.of(hit.end().max(hit.start() + 1) - 1) } else { line };
             at = lines.end(last) + 1;
-            if !self.wanted.multiline && hit.end() > lines.end(line) && !self.pattern.is_match(lines.text(line)) {
+            if !self.wanted.multiline
+                && hit.end() > lines.end(line)
+                && !self.pattern.is_match(lines.text(line))
+            {
                 // It needs the next line, and lines are what is matched.
                 continue;
             }
@@ -176,7 +180,8 @@ struct Lines<'a> {
 
 impl<'a> Lines<'a> {
     fn new(content: &'a [u8]) -> Lines<'a> {
-        let after_newlines = content.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
+        let after_newlines =
+            content.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
         let starts = std::iter::once(0).chain(after_newlines.filter(|at| *at < content.len())).collect();
         Lines { content, starts }
     }

@@ -19,8 +19,8 @@ use rustix::fs::Stat;
 use rustix::net::RecvFlags;
 
 use crate::files::wire::{
-    self, Answer, Answered, CALL_BYTES_MAX, Call, FRAME_BYTES_MAX, Fault, FaultKind, Finish, HEADER_BYTES, Header,
-    Kind, Op,
+    self, Answer, Answered, CALL_BYTES_MAX, Call, FRAME_BYTES_MAX, Fault, FaultKind, Finish, HEADER_BYTES,
+    Header, Kind, Op,
 };
 use crate::sys::{packet, stage};
 

@@ -94,7 +94,8 @@ impl View {
         if matches!(name, b"." | b"..") {
             return Err(Fault::errno(Errno::INVAL));
         }
-        let mut dir = if parent.starts_with(b"/") { self.root.try_clone()? } else { self.home.try_clone()? };
+        let mut dir =
+            if parent.starts_with(b"/") { self.root.try_clone()? } else { self.home.try_clone()? };
         for component in components(parent) {
             dir = step(&dir, component)?;
         }

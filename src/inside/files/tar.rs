@@ -13,8 +13,8 @@ use std::path::Path;
 use std::rc::Rc;
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fchmod, fstat, futimens, linkat, openat, readlinkat,
-    statat, symlinkat, unlinkat,
+    AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fchmod, fstat, futimens, linkat, openat,
+    readlinkat, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 use tar::{Archive, Builder, EntryType, Header};
@@ -359,7 +359,8 @@ impl Member {
             return Err(out());
         }
         // Behind a name, which may be a link itself, nobody knows where `..` leads.
-        let mut up = target.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b".")).peekable();
+        let mut up =
+            target.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b".")).peekable();
         let mut levels = 0;
         while up.next_if(|part| *part == b"..").is_some() {
             levels += 1;

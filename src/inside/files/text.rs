@@ -11,7 +11,9 @@ use rustix::io::Errno;
 
 use super::place::{Spot, View, not_regular};
 use super::{Clock, Outcome};
-use crate::files::wire::{Answer, Fault, FaultKind, Finish, LIST_ENTRIES_MAX, RESULT_BYTES_MAX, TEXT_BYTES_MAX};
+use crate::files::wire::{
+    Answer, Fault, FaultKind, Finish, LIST_ENTRIES_MAX, RESULT_BYTES_MAX, TEXT_BYTES_MAX,
+};
 
 /// Compiled size of an expression.
 const REGEX_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -104,7 +106,9 @@ pub(super) fn write(view: &View, path: &str, append: bool, content: &[u8]) -> Ou
 }
 
 fn too_large() -> Fault {
-    let text = format!("the text is larger than {TEXT_BYTES_MAX} bytes: read a range of lines, or download the file");
+    let text = format!(
+        "the text is larger than {TEXT_BYTES_MAX} bytes: read a range of lines, or download the file"
+    );
     Fault::text(FaultKind::BadRequest, text)
 }
 

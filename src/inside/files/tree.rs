@@ -5,8 +5,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, chmodat, fchmod, fstat, mkdirat, openat, readlinkat, renameat,
-    renameat_with, statat, symlinkat, unlinkat,
+    AtFlags, FileType, Mode, OFlags, RenameFlags, chmodat, fchmod, fstat, mkdirat, openat, readlinkat,
+    renameat, renameat_with, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -111,12 +111,10 @@ fn rename(from: &Spot, to: &Spot, overwrite: bool) -> Result<(), Errno> {
     }
     match renameat_with(&from.dir, &from.name[..], &to.dir, &to.name[..], RenameFlags::NOREPLACE) {
         // A file system without this flag; or a folder into itself, which the plain call refuses too.
-        Err(Errno::INVAL | Errno::NOSYS) => {
-            match statat(&to.dir, &to.name[..], AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(_) => Err(Errno::EXIST),
-                Err(_) => renameat(&from.dir, &from.name[..], &to.dir, &to.name[..]),
-            }
-        }
+        Err(Errno::INVAL | Errno::NOSYS) => match statat(&to.dir, &to.name[..], AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Err(Errno::EXIST),
+            Err(_) => renameat(&from.dir, &from.name[..], &to.dir, &to.name[..]),
+        },
         renamed => renamed,
     }
 }

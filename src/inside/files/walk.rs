@@ -58,14 +58,8 @@ pub(super) struct Walk<'a> {
 impl<'a> Walk<'a> {
     /// Begins at `top`, an open folder. A `tolerant` walk passes over folders it may not enter.
     pub(super) fn new(top: OwnedFd, clock: &'a Clock, tolerant: bool) -> Outcome<Walk<'a>> {
-        let mut walk = Walk {
-            levels: Vec::new(),
-            path: Vec::new(),
-            names_left: NAMES_MAX,
-            clock,
-            tolerant,
-            cut: false,
-        };
+        let mut walk =
+            Walk { levels: Vec::new(), path: Vec::new(), names_left: NAMES_MAX, clock, tolerant, cut: false };
         walk.push(top, Vec::new())?;
         Ok(walk)
     }
@@ -145,7 +139,10 @@ impl<'a> Walk<'a> {
                 let dir = open_name(inner.as_fd(), b"..", rustix::fs::OFlags::DIRECTORY)?;
                 let stat = fstat(&dir)?;
                 if (stat.st_dev, stat.st_ino) != above.id {
-                    return Err(Fault::text(FaultKind::InvalidTarget, "the tree was moved while it was walked"));
+                    return Err(Fault::text(
+                        FaultKind::InvalidTarget,
+                        "the tree was moved while it was walked",
+                    ));
                 }
                 dir
             }

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::files_v2;
 use super::refuse::{self, Generation, InvalidBody, RefusedBody};
 use super::wire::{
     Cleaned, CodeInfoData, CreateSessionRequest, Deleted, ExecuteDataV2, ExecuteRequest, SessionData,
@@ -26,6 +27,7 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(code_info))
         .routes(routes!(create_session, list_sessions, clear_sessions))
         .routes(routes!(get_session, delete_session))
+        .merge(files_v2::routes())
         .merge(info::v2_routes())
 }
 
