@@ -147,19 +147,24 @@ impl Helper {
         Ok(ticket)
     }
 
-    /// What a helper hands back to be read is a regular file of the space, opened for that, and never makes a
-    /// reader wait.
+    /// Refuses what is none of the space's files.
     pub(super) fn check(&self, descriptor: &OwnedFd) -> io::Result<()> {
-        let stat = fstat(descriptor)?;
-        let flags = fcntl_getfl(descriptor)?;
-        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        let only_reads = (flags & OFlags::RWMODE) == OFlags::RDONLY;
-        let as_asked = only_reads && flags.contains(OFlags::NONBLOCK) && !flags.contains(OFlags::PATH);
-        if is_regular && as_asked && stat.st_dev == self.device {
-            return Ok(());
-        }
-        Err(io::Error::other("the file helper handed back a descriptor that is none of the space's files"))
+        check(descriptor, self.device)
     }
+}
+
+/// What a helper hands back to be read is a regular file of the space, opened for that, and never makes a reader
+/// wait.
+pub(super) fn check(descriptor: &OwnedFd, device: u64) -> io::Result<()> {
+    let stat = fstat(descriptor)?;
+    let flags = fcntl_getfl(descriptor)?;
+    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let only_reads = (flags & OFlags::RWMODE) == OFlags::RDONLY;
+    let as_asked = only_reads && flags.contains(OFlags::NONBLOCK) && !flags.contains(OFlags::PATH);
+    if is_regular && as_asked && stat.st_dev == device {
+        return Ok(());
+    }
+    Err(io::Error::other("the file helper handed back a descriptor that is none of the space's files"))
 }
 
 /// A call under way. Dropped before its answer, the helper hears that nobody waits.

@@ -37,7 +37,7 @@ pub(super) fn send(view: &View, clock: &Clock, path: &str, pipe: OwnedFd, bytes_
     match open_dir(&spot.dir, &spot.name) {
         Ok(top) => {
             view.require(&top)?;
-            weigh(clock, &top, bytes_max)?;
+            weigh(clock, open_dir(&spot.dir, &spot.name)?, bytes_max)?;
             let mut bytes_left = bytes_max;
             Walk::new(top, clock, true)?.run(|walk, step| {
                 if let Step::Entry { dir, name, kind } = step {
@@ -59,9 +59,9 @@ pub(super) fn send(view: &View, clock: &Clock, path: &str, pipe: OwnedFd, bytes_
 }
 
 /// Refuses what is too large before anything was sent.
-fn weigh(clock: &Clock, top: &OwnedFd, bytes_max: u64) -> Outcome<()> {
+fn weigh(clock: &Clock, top: OwnedFd, bytes_max: u64) -> Outcome<()> {
     let (mut entries, mut bytes) = (0_u64, 0_u64);
-    Walk::new(top.try_clone()?, clock, true)?.run(|_, step| {
+    Walk::new(top, clock, true)?.run(|_, step| {
         if let Step::Entry { dir, name, kind } = step {
             entries += 1;
             if kind == FileType::RegularFile {

@@ -256,11 +256,7 @@ impl Follower {
     /// Into a folder of this name, made when it is missing.
     pub(super) fn enter(&mut self, name: &[u8]) -> Outcome<()> {
         made(mkdirat(self.dir(), name, Mode::from(0o777)))?;
-        let inner = open_dir(self.dir(), name)?;
-        if self.levels.len() == FOLLOWED_MAX {
-            self.levels.remove(1);
-        }
-        self.levels.push(inner);
+        self.push(open_dir(self.dir(), name)?);
         self.names.push(name.to_vec());
         Ok(())
     }
@@ -269,13 +265,18 @@ impl Follower {
         self.levels.pop();
         self.names.pop();
         if self.levels.len() == 1 && !self.names.is_empty() {
-            let mut dir = self.levels[0].try_clone()?;
-            for name in &self.names {
-                dir = open_dir(&dir, name)?;
+            for at in 0..self.names.len() {
+                self.push(open_dir(self.dir(), &self.names[at])?);
             }
-            self.levels.push(dir);
         }
         Ok(())
+    }
+
+    fn push(&mut self, inner: OwnedFd) {
+        if self.levels.len() == FOLLOWED_MAX {
+            self.levels.remove(1);
+        }
+        self.levels.push(inner);
     }
 }
 
