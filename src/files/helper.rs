@@ -309,5 +309,6 @@ pub(super) fn fits(op: &Op, answer: &Answer) -> bool {
             | (Op::Upload { .. }, Answer::Uploaded { .. })
             | (Op::TreeOut { .. }, Answer::TreeSent)
             | (Op::TreeIn { .. }, Answer::TreeReceived { .. })
+            | (Op::Clear { .. }, Answer::Cleared)
     )
 }

@@ -50,6 +50,9 @@ const ROOM_WAIT_MAX: Duration = Duration::from_secs(10);
 const HELPER_IDLE_MAX: Duration = Duration::from_secs(300);
 /// Helpers at once, over all spaces and accounts.
 const HELPERS_MAX: usize = 128;
+/// How often, and how soon again, it is tried to clear up after a helper that died.
+const CLEAR_TRIES: usize = 12;
+const CLEAR_EVERY: Duration = Duration::from_secs(5);
 /// How often idle helpers are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(15);
 
@@ -228,6 +231,21 @@ impl Files {
         Ok(Arc::clone(berths.entry(key).or_default()))
     }
 
+    /// Has the next helper remove what one that died has left; the launcher may have died with it.
+    async fn clear(&self, key: Key, clear: Op) {
+        let call = call_of(clear, TREE_TIME_MAX);
+        for _ in 0..CLEAR_TRIES {
+            if let Ok(helper) = self.helper(key).await
+                && let Ok(mut ticket) = helper.begin(&call, &[], None).await
+                && ticket.answer().await.is_ok()
+            {
+                return;
+            }
+            tokio::time::sleep(CLEAR_EVERY).await;
+        }
+        tracing::error!("a temporary file of a transfer that broke off could not be removed");
+    }
+
     /// Helpers that run now.
     pub fn helpers_live(&self) -> usize {
         lock(&self.berths).len()
@@ -305,12 +323,16 @@ impl Operation {
 
     /// A file on its way in, to `path` if that is known by now.
     pub async fn upload(self, path: Option<String>, bytes_max: u64) -> Result<Incoming, FileError> {
-        self.incoming(Op::Upload { path, bytes_max }).await
+        let token = token();
+        let clear = Op::Clear { path: path.clone(), token: token.clone() };
+        self.incoming(Op::Upload { path, bytes_max, token }, clear).await
     }
 
     /// A tree on its way in.
     pub async fn tree_in(self, path: String, bytes_max: u64) -> Result<Incoming, FileError> {
-        self.incoming(Op::TreeIn { path, bytes_max }).await
+        let token = token();
+        let clear = Op::Clear { path: Some(path.clone()), token: token.clone() };
+        self.incoming(Op::TreeIn { path, bytes_max, token }, clear).await
     }
 
     /// A tree on its way out.
@@ -323,13 +345,14 @@ impl Operation {
         Ok(Outgoing { pipe: pipe.ours, ticket, _helper: helper, _permits: self.permits })
     }
 
-    async fn incoming(self, op: Op) -> Result<Incoming, FileError> {
+    async fn incoming(self, op: Op, clear: Op) -> Result<Incoming, FileError> {
         let pipe = Pipe::new(true).map_err(no_pipe)?;
         let helper = self.files.helper(self.key).await?;
         let call = call_of(op, TREE_TIME_MAX);
         let ticket = helper.begin(&call, &[], Some(pipe.theirs)).await;
         let ticket = ticket.map_err(|_| FileError::Interrupted)?;
-        Ok(Incoming { pipe: Some(pipe.ours), ticket, _helper: helper, _permits: self.permits })
+        let left = Some((Arc::clone(&self.files), self.key, clear));
+        Ok(Incoming { pipe: Some(pipe.ours), ticket, helper, left, _permits: self.permits })
     }
 
     async fn ask(&self, op: Op, content: &[u8]) -> Result<(Arc<Helper>, Reply), FileError> {
@@ -366,6 +389,10 @@ impl Operation {
             }
         }
     }
+}
+
+fn token() -> String {
+    uuid::Uuid::new_v4().simple().to_string()
 }
 
 fn call_of(op: Op, limit: Duration) -> Call {

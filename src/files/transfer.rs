@@ -13,8 +13,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::unix::AsyncFd;
 
 use super::helper::{Helper, Reply, Ticket};
-use super::wire::{Answer, Finish, TreeMode};
-use super::{FileError, Permits, fault_of};
+use super::wire::{Answer, Finish, Op, TreeMode};
+use super::{FileError, Files, Key, Permits, fault_of};
 use crate::sys::reactor;
 
 /// Most bytes of a file or stream that are held at once for one caller.
@@ -100,9 +100,20 @@ impl Pipe {
 pub struct Incoming {
     pub(super) pipe: Option<AsyncFd<OwnedFd>>,
     pub(super) ticket: Ticket,
-    /// Not ended while it is needed.
-    pub(super) _helper: Arc<Helper>,
+    pub(super) helper: Arc<Helper>,
+    /// Who clears up when the helper dies, and what; taken once there is nothing to clear.
+    pub(super) left: Option<(Arc<Files>, Key, Op)>,
     pub(super) _permits: Permits,
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        let Some((files, key, clear)) = self.left.take() else { return };
+        // A helper that lives clears up after itself when it hears that nobody waits.
+        if let (false, Ok(runtime)) = (self.helper.is_alive(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(async move { files.clear(key, clear).await });
+        }
+    }
 }
 
 /// How an incoming stream ended.
@@ -144,7 +155,9 @@ impl Incoming {
         self.ticket.finish(&finish).await.map_err(|_| FileError::Interrupted)?;
         self.pipe = None;
         let answer = tokio::time::timeout(super::TREE_TIME_MAX, self.ticket.answer()).await;
-        match answer.map_err(|_| FileError::TimedOut)?.map_err(|_| FileError::Interrupted)?.answered {
+        let answered = answer.map_err(|_| FileError::TimedOut)?.map_err(|_| FileError::Interrupted)?.answered;
+        self.left = None;
+        match answered {
             Ok(Answer::Uploaded { path, bytes }) => Ok(Arrival::File { path, bytes }),
             Ok(Answer::TreeReceived { entries, mode }) => Ok(Arrival::Tree { entries, mode }),
             Ok(_) => Err(FileError::Interrupted),

@@ -192,6 +192,8 @@ pub enum Op {
     Upload {
         path: Option<String>,
         bytes_max: u64,
+        /// Part of the temporary name, so that the daemon can have it cleared when this helper dies.
+        token: String,
     },
     /// Comes with the writing end of a pipe.
     TreeOut {
@@ -202,6 +204,13 @@ pub enum Op {
     TreeIn {
         path: String,
         bytes_max: u64,
+        /// As for an upload.
+        token: String,
+    },
+    /// Removes what another helper left of a stream to `path` when it died.
+    Clear {
+        path: Option<String>,
+        token: String,
     },
 }
 
@@ -365,6 +374,7 @@ pub enum Answer {
         bytes: u64,
     },
     TreeSent,
+    Cleared,
     TreeReceived {
         entries: u64,
         mode: TreeMode,

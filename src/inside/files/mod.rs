@@ -325,13 +325,14 @@ impl Shared {
                 tree::move_to(view, clock, &source, &destination, overwrite)
             }
             Op::Delete { path, recursive } => tree::delete(view, clock, &path, recursive),
-            Op::Upload { path, bytes_max } => {
-                let arrived = text::arrive(view, clock, path.as_deref(), pipe()?, bytes_max)?;
+            Op::Upload { path, bytes_max, token } => {
+                let arrived = text::arrive(view, clock, path.as_deref(), pipe()?, bytes_max, &token)?;
                 arrived.keep(view, clock, signals.finished()?)
             }
+            Op::Clear { path, token } => text::clear(view, clock, path.as_deref(), &token),
             Op::TreeOut { path, bytes_max } => tar::send(view, clock, &path, pipe()?, bytes_max),
-            Op::TreeIn { path, bytes_max } => {
-                tar::receive(view, clock, &path, pipe()?, bytes_max, || signals.finished())
+            Op::TreeIn { path, bytes_max, token } => {
+                tar::receive(view, clock, &path, pipe()?, bytes_max, &token, || signals.finished())
             }
         };
         answer.map(Done::from)

@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use tar::{Archive, Builder, EntryType, Header};
 
 use super::place::{View, open_dir, open_name};
+use super::text::name_of;
 use super::tree::{Follower, Staging};
 use super::walk::{Enter, Step, Walk};
 use super::{Clock, Outcome};
@@ -211,6 +212,7 @@ pub(super) fn receive(
     path: &str,
     pipe: OwnedFd,
     bytes_max: u64,
+    token: &str,
     finished: impl FnOnce() -> Outcome<Finish>,
 ) -> Outcome<Answer> {
     let to = view.find_making_parents(path)?;
@@ -223,7 +225,7 @@ pub(super) fn receive(
     if to.name == b"." {
         view.require(&open_dir(&to.dir, b".")?)?;
     }
-    let staging = Staging::beside(&to)?;
+    let staging = Staging::beside(&to, name_of(token)?)?;
     let entries = unpack(clock, &staging, pipe, bytes_max)?;
     finished()?;
     fchmod(&staging.open()?, Mode::from(0o755))?;

@@ -444,7 +444,8 @@ fn a_file_that_is_opened_can_only_be_read() {
 #[test]
 fn an_upload_is_there_whole_or_not_at_all() {
     let mut stand = stand();
-    let upload = |bytes_max| Op::Upload { path: Some("new/u.bin".to_owned()), bytes_max };
+    let upload =
+        |bytes_max| Op::Upload { path: Some("new/u.bin".to_owned()), bytes_max, token: "t0".to_owned() };
     let bytes = vec![7_u8; 300_000];
     assert!(stand.stream(upload(1 << 20), &bytes, false).is_err(), "its sender went away");
     assert!(fs::read_dir(stand.space().join("new")).expect("made").next().is_none());
@@ -455,6 +456,20 @@ fn an_upload_is_there_whole_or_not_at_all() {
     let done = stand.stream(upload(1 << 20), &bytes, true);
     assert_eq!(done, Ok(Answer::Uploaded { path: "new/u.bin".to_owned(), bytes: 300_000 }));
     assert_eq!(fs::read(stand.space().join("new/u.bin")).expect("there"), bytes);
+}
+
+#[test]
+fn what_a_dead_helper_left_is_cleared_by_its_token() {
+    let mut stand = stand();
+    fs::write(stand.space().join(".caisson-t1"), "half").expect("made");
+    fs::create_dir_all(stand.space().join("d/.caisson-t2/deep")).expect("made");
+    let clear = |path: &str, token: &str| Op::Clear { path: Some(path.to_owned()), token: token.to_owned() };
+    stand.ok(clear("target", "t1"));
+    stand.ok(clear("d/target", "t2"));
+    stand.ok(clear("target", "never"));
+    assert_eq!(stand.fault(clear("target", "../x")), FaultKind::InvalidPath);
+    assert_eq!(stand.names(), ["d"]);
+    assert!(fs::read_dir(stand.space().join("d")).expect("there").next().is_none());
 }
 
 fn archive(build: impl FnOnce(&mut ::tar::Builder<Vec<u8>>)) -> Vec<u8> {
@@ -495,7 +510,8 @@ fn a_tree_goes_out_and_comes_back() {
     fs::File::from(read).read_to_end(&mut bytes).expect("read");
     assert_eq!(stand.answer(id).0, Ok(Answer::TreeSent));
 
-    let tree_in = |path: &str| Op::TreeIn { path: path.to_owned(), bytes_max: 1 << 20 };
+    let tree_in =
+        |path: &str| Op::TreeIn { path: path.to_owned(), bytes_max: 1 << 20, token: "t0".to_owned() };
     let received = |entries, mode| Ok(Answer::TreeReceived { entries, mode });
     assert_eq!(stand.stream(tree_in("copy"), &bytes, true), received(4, TreeMode::Rename));
     assert_eq!(stand.read(&long.replacen('t', "copy", 1), None), Ok("deep".to_owned()));
@@ -536,7 +552,7 @@ fn what_an_archive_must_not_hold_is_refused_and_leaves_nothing() {
             member(builder, "first", EntryType::Regular, "", b"x");
             member(builder, name, kind, link, b"");
         });
-        let tree_in = Op::TreeIn { path: "t".to_owned(), bytes_max: 1 << 20 };
+        let tree_in = Op::TreeIn { path: "t".to_owned(), bytes_max: 1 << 20, token: "t0".to_owned() };
         let fault = stand.stream(tree_in, &bytes, true).expect_err(name);
         assert_eq!(fault.kind, FaultKind::BadRequest, "{name} → {link}: {fault:?}");
         assert!(stand.names().is_empty(), "{name}");
@@ -546,7 +562,7 @@ fn what_an_archive_must_not_hold_is_refused_and_leaves_nothing() {
         member(builder, "l", EntryType::Symlink, ".", b"");
         member(builder, "l/x", EntryType::Regular, "", b"x");
     });
-    let tree_in = || Op::TreeIn { path: "t".to_owned(), bytes_max: 1 << 20 };
+    let tree_in = || Op::TreeIn { path: "t".to_owned(), bytes_max: 1 << 20, token: "t0".to_owned() };
     assert!(stand.stream(tree_in(), &bytes, true).is_err());
     assert!(stand.names().is_empty());
     let bytes = archive(|builder| {
@@ -568,7 +584,7 @@ fn a_header_cannot_take_all_memory() {
     header.set_cksum();
     let mut bytes = header.as_bytes().to_vec();
     bytes.resize(4 << 20, b'x');
-    let tree_in = Op::TreeIn { path: "t".to_owned(), bytes_max: 1 << 20 };
+    let tree_in = Op::TreeIn { path: "t".to_owned(), bytes_max: 1 << 20, token: "t0".to_owned() };
     let fault = stand.stream(tree_in, &bytes, true).expect_err("refused");
     assert_eq!(fault.kind, FaultKind::BadRequest, "{fault:?}");
     assert!(stand.names().is_empty());

@@ -33,7 +33,10 @@ pub(super) struct Temporary {
 impl Temporary {
     /// A file that only we write to until it is [`put`](Temporary::put).
     pub(super) fn file(dir: &OwnedFd) -> Outcome<(Temporary, File)> {
-        let name = temporary_name();
+        Temporary::named(dir, temporary_name())
+    }
+
+    fn named(dir: &OwnedFd, name: String) -> Outcome<(Temporary, File)> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(dir, name.as_str(), flags, Mode::from(0o600))?;
         Ok((Temporary { dir: dir.try_clone()?, name, is_kept: false }, File::from(file)))
@@ -63,6 +66,29 @@ impl Drop for Temporary {
 
 pub(super) fn temporary_name() -> String {
     format!("{TEMPORARY}{}", uuid::Uuid::new_v4().simple())
+}
+
+/// The same of a token that the daemon gave out.
+pub(super) fn name_of(token: &str) -> Outcome<String> {
+    let is_one = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    if is_one { Ok(format!("{TEMPORARY}{token}")) } else { Err(Fault::errno(Errno::INVAL)) }
+}
+
+/// Where a stream goes: beside its target, or among the temporary files until somebody says where.
+fn beside(path: Option<&str>) -> String {
+    path.map_or_else(|| format!("{}/{TEMPORARY}", super::temp_dir()), str::to_owned)
+}
+
+/// Removes what a helper that died left of a stream to `path`.
+pub(super) fn clear(view: &View, clock: &Clock, path: Option<&str>, token: &str) -> Outcome<Answer> {
+    let (spot, name) = (view.find(&beside(path))?, name_of(token)?);
+    view.require(&spot.dir)?;
+    match unlinkat(&spot.dir, name.as_str(), AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(Errno::ISDIR) => super::tree::remove_tree(clock, &spot.dir, name.as_bytes())?,
+        Err(error) => return Err(error.into()),
+    }
+    Ok(Answer::Cleared)
 }
 
 /// The umask of every sandbox; asking for it would change it for all threads.
@@ -254,19 +280,19 @@ pub(super) struct Arrived {
     target: Option<(String, Spot)>,
 }
 
-/// Takes a stream in beside where it will go; in the folder for temporary files until somebody says where.
+/// Takes a stream in.
 pub(super) fn arrive(
     view: &View,
     clock: &Clock,
     path: Option<&str>,
     pipe: OwnedFd,
     bytes_max: u64,
+    token: &str,
 ) -> Outcome<Arrived> {
-    let beside = path.map_or_else(|| format!("{}/{TEMPORARY}", super::temp_dir()), str::to_owned);
-    let spot = view.find_making_parents(&beside)?;
+    let spot = view.find_making_parents(&beside(path))?;
     view.require(&spot.dir)?;
     replaced(&spot)?;
-    let (temporary, mut file) = Temporary::file(&spot.dir)?;
+    let (temporary, mut file) = Temporary::named(&spot.dir, name_of(token)?)?;
     let mut pipe = File::from(pipe);
     let mut buffer = vec![0_u8; PIECE_BYTES];
     let mut bytes = 0;

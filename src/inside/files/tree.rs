@@ -182,7 +182,7 @@ fn copy_tree(view: &View, clock: &Clock, from: &Spot, to: &Spot) -> Outcome<Coun
         return Err(Fault::text(FaultKind::InvalidTarget, "a folder cannot be copied into itself"));
     }
     let mode = Mode::from(fstat(&top)?.st_mode & 0o777);
-    let staging = Staging::beside(to)?;
+    let staging = Staging::beside(to, temporary_name())?;
     let counted = copy_below(clock, top, &staging)?;
     fchmod(&staging.open()?, mode)?;
     staging.put(clock, to)?;
@@ -197,8 +197,7 @@ pub(super) struct Staging<'a> {
 }
 
 impl<'a> Staging<'a> {
-    pub(super) fn beside(spot: &'a Spot) -> Outcome<Staging<'a>> {
-        let name = temporary_name();
+    pub(super) fn beside(spot: &'a Spot, name: String) -> Outcome<Staging<'a>> {
         mkdirat(&spot.dir, name.as_str(), Mode::from(0o700))?;
         Ok(Staging { spot, name, is_kept: false })
     }

@@ -72,7 +72,7 @@ fn words(op: &Op) -> (&'static str, &'static str) {
         Op::Delete { .. } => ("delete", "delete"),
         Op::Open { .. } | Op::Space => ("download", "download file"),
         Op::Upload { .. } => ("upload", "upload file"),
-        Op::TreeOut { .. } | Op::TreeIn { .. } => ("tree", "transfer tree"),
+        Op::TreeOut { .. } | Op::TreeIn { .. } | Op::Clear { .. } => ("tree", "transfer tree"),
     }
 }
 
