@@ -139,6 +139,7 @@ pub(crate) mod fake {
             binary: format!("/usr/bin/{binary}"),
             version: "1.0".to_owned(),
             host_binary: format!("/usr/bin/{binary}"),
+            ipykernel: None,
         };
         Hello {
             posture: PostureReport { posture: Posture::Full, layers: Vec::new(), root: true, uid: 0 },
@@ -195,7 +196,8 @@ pub(crate) mod fake {
                     return Err(LaunchError::Step { step: Step::Clone, source });
                 }
                 self.plans.lock().expect("no test panics here").push(plan);
-                Ok(Fake::with_id(self.launched.fetch_add(1, Ordering::SeqCst) + 1))
+                let id = self.launched.fetch_add(1, Ordering::SeqCst) + 1;
+                Ok(if plan.profile == Profile::Kernel { Fake::kernel(id) } else { Fake::with_id(id) })
             })
         }
 

@@ -130,12 +130,6 @@ impl Layers {
     pub(super) fn listen_is_explicit(&self) -> bool {
         self.flags.listen.is_some() || self.environment.listen.is_some()
     }
-
-    /// True when somebody wrote the key, whatever its value.
-    pub(super) fn is_written(&self, key: &str) -> bool {
-        let layers = [&self.flags, &self.environment, &self.file];
-        layers.into_iter().any(|layer| flat(layer).contains_key(key))
-    }
 }
 
 /// Every key with its value and where it came from. Secrets are masked.

@@ -61,9 +61,10 @@ impl Surroundings {
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CodeBackend {
-    /// The best this build has: native.
+    /// An endpoint that answers, else a kernel, else native.
     Auto,
     Native,
+    Kernel,
 }
 
 /// Which of the AIO routes exist.
@@ -83,7 +84,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Limits of the kernel backend, read now and in effect with it.
+/// Limits of the kernel backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelSettings {
     pub sessions_max: usize,

@@ -106,8 +106,8 @@ pub(crate) struct Raw {
     #[config(env = "NODE_CODE_EXEC_VERSION")]
     pub(crate) node_code_exec_version: Option<String>,
 
-    /// What runs Python on the code routes: auto, native or kernel. auto means native in this build,
-    /// which has no kernel backend; kernel is refused at start.
+    /// What runs Python on the code routes: auto, native or kernel. auto is an endpoint that answers, else a
+    /// kernel if ipykernel can be imported, else native.
     #[config(env = "AIO_CODE_BACKEND", default = "auto")]
     pub(crate) code_backend: String,
 
@@ -123,16 +123,15 @@ pub(crate) struct Raw {
     #[config(env = "AIO_CODE_PREWARM", default = 0)]
     pub(crate) code_prewarm: u64,
 
-    /// Kernel sessions a tenant may have at once. Takes effect with the kernel backend.
+    /// Kernel sessions a tenant may have at once.
     #[config(env = "AIO_KERNEL_MAX_SESSIONS", default = 5)]
     pub(crate) kernel_sessions_max: u64,
 
-    /// Seconds without a run after which a kernel session is closed. Takes effect with the kernel
-    /// backend.
+    /// Seconds without a run after which a kernel session is closed.
     #[config(env = "AIO_KERNEL_SESSION_TIMEOUT_SECS", default = 300)]
     pub(crate) kernel_session_idle_secs: u64,
 
-    /// Kernels started ahead. Takes effect with the kernel backend.
+    /// Kernels started ahead and reported as `prewarmed`. Slots are separate: see slots_max.
     #[config(env = "AIO_KERNEL_PREWARM", default = 0)]
     pub(crate) kernel_prewarm: u64,
 

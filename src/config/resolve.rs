@@ -25,7 +25,6 @@ pub(super) fn resolve(layers: &Layers, env: Env<'_>, around: &Surroundings) -> R
     let raw = layers.merged()?;
     let mut notes = Vec::new();
     let api_keys = keys::digests(&written_keys(&raw), &mut notes)?;
-    note_kernel_settings(layers, &mut notes);
     Ok(Config {
         listen: listen(&raw, layers)?,
         allow_open: raw.allow_open,
@@ -41,7 +40,7 @@ pub(super) fn resolve(layers: &Layers, env: Env<'_>, around: &Surroundings) -> R
         default_user: raw.default_user,
         python_version: version("PYTHON_VERSION", raw.python_version.or(raw.python_code_exec_version))?,
         node_version: version("NODE_VERSION", raw.node_version.or(raw.node_code_exec_version))?,
-        code_backend: code_backend(&raw.code_backend, &mut notes)?,
+        code_backend: word("AIO_CODE_BACKEND", &raw.code_backend, &BACKENDS)?,
         code_sessions_max: count("code_sessions_max", raw.code_sessions_max, 1..=100_000)?,
         code_session_idle: seconds("code_session_idle_secs", raw.code_session_idle_secs, 1..=31_536_000)?,
         code_prewarm: count("code_prewarm", raw.code_prewarm, 0..=1_000)?,
@@ -76,13 +75,6 @@ fn written_keys(raw: &Raw) -> WrittenKeys<'_> {
         ],
         list: raw.api_keys.as_deref(),
     }
-}
-
-fn note_kernel_settings(layers: &Layers, notes: &mut Vec<String>) {
-    let written = ["kernel_sessions_max", "kernel_session_idle_secs", "kernel_prewarm"]
-        .into_iter()
-        .filter(|key| layers.is_written(key));
-    notes.extend(written.map(|key| format!("{key} takes effect with the kernel backend, not in this build")));
 }
 
 /// The list as written, its first address changed by AIO_HOST and AIO_PORT unless a flag or
@@ -204,23 +196,9 @@ fn version(setting: &str, written: Option<String>) -> Result<Option<String>, Con
     }
 }
 
-fn code_backend(written: &str, notes: &mut Vec<String>) -> Result<CodeBackend, ConfigError> {
-    match written {
-        "native" => Ok(CodeBackend::Native),
-        "auto" => {
-            notes.push("code_backend = auto means native: this build has no kernel backend".to_owned());
-            Ok(CodeBackend::Auto)
-        }
-        "kernel" => Err(ConfigError::new(
-            "AIO_CODE_BACKEND: the kernel backend is not in this build",
-            "use auto or native",
-        )),
-        other => Err(ConfigError::new(
-            format!("AIO_CODE_BACKEND: `{other}` is not a backend"),
-            "use auto or native",
-        )),
-    }
-}
+/// Words of `code_backend`.
+const BACKENDS: [(&str, CodeBackend); 3] =
+    [("auto", CodeBackend::Auto), ("native", CodeBackend::Native), ("kernel", CodeBackend::Kernel)];
 
 fn log_level(written: String) -> Result<String, ConfigError> {
     match crate::telemetry::check_filter(&written) {

@@ -43,7 +43,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(config.limits.shm_bytes, 256 << 20);
     assert_eq!(config.limits.timeout_max, Duration::from_secs(900));
     assert!(config.api_keys.is_empty());
-    assert!(config.notes.iter().any(|note| note.contains("auto means native")));
+    assert_eq!(config.code_backend, CodeBackend::Auto);
 }
 
 #[test]
@@ -163,12 +163,15 @@ fn values_that_do_not_fit_name_the_setting() {
 }
 
 #[test]
-fn the_kernel_backend_is_not_in_this_build() {
-    let text = problem(&[("AIO_CODE_BACKEND", "kernel")], "");
-    assert!(text.contains("the kernel backend is not in this build"), "{text}");
-    let config = load(&[("AIO_KERNEL_MAX_SESSIONS", "7")], "").unwrap();
-    assert_eq!(config.kernel.sessions_max, 7);
-    assert!(config.notes.iter().any(|note| note.starts_with("kernel_sessions_max takes effect")));
+fn the_backend_is_one_of_three_words() {
+    let text = problem(&[("AIO_CODE_BACKEND", "jupyter")], "");
+    assert!(
+        text.contains("AIO_CODE_BACKEND: `jupyter` is not known\nhint: use auto or native or kernel"),
+        "{text}"
+    );
+    let config = load(&[("AIO_KERNEL_MAX_SESSIONS", "7"), ("AIO_CODE_BACKEND", "kernel")], "").unwrap();
+    assert_eq!((config.kernel.sessions_max, config.code_backend), (7, CodeBackend::Kernel));
+    assert!(config.notes.is_empty(), "{:?}", config.notes);
 }
 
 #[test]

@@ -79,7 +79,7 @@ pub struct Programs {
 impl Programs {
     pub fn has(&self, profile: Profile) -> bool {
         match profile {
-            Profile::Python | Profile::PythonData => self.python.is_some(),
+            Profile::Python | Profile::PythonData | Profile::Kernel => self.python.is_some(),
             Profile::Node => self.node.is_some(),
             Profile::Files | Profile::Commands => true,
         }
@@ -88,7 +88,7 @@ impl Programs {
     /// What a profile executes; `None` where this host does not have it.
     pub fn program(&self, profile: Profile, user: &str, place: &Place) -> Option<Program> {
         let interpreter = match profile {
-            Profile::Python | Profile::PythonData => &self.python,
+            Profile::Python | Profile::PythonData | Profile::Kernel => &self.python,
             Profile::Node => &self.node,
             Profile::Files | Profile::Commands => {
                 let words = [self.own.as_str(), OWN_WORD, profile.name()];

@@ -48,6 +48,8 @@ pub enum Profile {
     PythonData,
     /// Node.js.
     Node,
+    /// CPython with the data stack and an IPython shell.
+    Kernel,
     /// The space helper: our own program, as the file planes' eyes and hands in a space.
     Files,
     /// The command agent: our own program, which starts a session's commands.
@@ -56,10 +58,22 @@ pub enum Profile {
 
 impl Profile {
     /// All of them, in wire order.
-    pub const ALL: [Profile; 5] =
-        [Profile::Python, Profile::PythonData, Profile::Node, Profile::Files, Profile::Commands];
+    pub const ALL: [Profile; 6] = [
+        Profile::Python,
+        Profile::PythonData,
+        Profile::Node,
+        Profile::Kernel,
+        Profile::Files,
+        Profile::Commands,
+    ];
     /// Those that run cells.
-    pub const INTERPRETERS: [Profile; 3] = [Profile::Python, Profile::PythonData, Profile::Node];
+    pub const INTERPRETERS: [Profile; 4] =
+        [Profile::Python, Profile::PythonData, Profile::Node, Profile::Kernel];
+
+    /// The profile of the zygote that makes it.
+    pub fn zygote(self) -> Profile {
+        if self == Profile::Kernel { Profile::PythonData } else { self }
+    }
 
     /// Name as shown in `/health` and logs.
     pub fn name(self) -> &'static str {
@@ -67,6 +81,7 @@ impl Profile {
             Profile::Python => "python",
             Profile::PythonData => "python-data",
             Profile::Node => "node",
+            Profile::Kernel => "kernel",
             Profile::Files => "files",
             Profile::Commands => "commands",
         }
@@ -305,6 +320,10 @@ pub enum Reply {
         seq: u64,
         errno: i32,
     },
+    /// The signal has been sent, or there was nobody to send it to.
+    Interrupted {
+        seq: u64,
+    },
 }
 
 /// A packet that is no message of this vocabulary.
@@ -416,6 +435,10 @@ impl Reply {
                 out[8..16].copy_from_slice(&seq.to_le_bytes());
                 out[16..20].copy_from_slice(&errno.to_le_bytes());
             }
+            Reply::Interrupted { seq } => {
+                out[0] = 5;
+                out[8..16].copy_from_slice(&seq.to_le_bytes());
+            }
         }
         out
     }
@@ -454,6 +477,7 @@ impl Reply {
                 },
             }),
             4 => Ok(Reply::SpaceDeleted { seq, errno: i32::from_le_bytes(word) }),
+            5 => Ok(Reply::Interrupted { seq }),
             _ => Err(Malformed),
         }
     }
@@ -508,6 +532,7 @@ mod tests {
             Reply::Ended { sandbox: SandboxId(3), end: End::OutOfMemory },
             Reply::Ended { sandbox: SandboxId(3), end: End::SpaceFull },
             Reply::SpaceDeleted { seq: 4, errno: 0 },
+            Reply::Interrupted { seq: 5 },
         ] {
             assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
         }

@@ -86,6 +86,8 @@ pub struct RuntimeReport {
     pub version: String,
     /// Where the binary is on the host, for `/v1/capabilities`.
     pub host_binary: String,
+    /// Version of the ipykernel that it can import, if it can; only of a Python.
+    pub ipykernel: Option<String>,
 }
 
 /// The launcher's first packet.

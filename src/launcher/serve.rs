@@ -39,7 +39,7 @@ use crate::launcher::throttle::Throttle;
 use crate::launcher::wire::STATUS_BYTES;
 use crate::launcher::zygotes::{self, Ground, Nursery, Zygote};
 use crate::sys::packet;
-use crate::sys::process::{Exit, reap_one};
+use crate::sys::process::{Exit, default_signals, reap_one};
 
 mod forks;
 
@@ -235,6 +235,7 @@ impl Launcher {
         mask.add(Signal::SIGTERM);
         mask.add(Signal::SIGINT);
         mask.thread_block()?;
+        default_signals()?;
         let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         rustix::net::sockopt::set_socket_timeout(
@@ -445,7 +446,10 @@ impl Loop {
         match request {
             Request::Launch { seq, plan } => self.on_launch(Order { seq, plan, retried: false }),
             Request::End { sandbox, .. } => self.end_sandbox(sandbox.0),
-            Request::Interrupt { sandbox, .. } => self.interrupt(sandbox.0),
+            Request::Interrupt { seq, sandbox } => {
+                self.interrupt(sandbox.0);
+                self.reply(&Reply::Interrupted { seq }, &[]);
+            }
             Request::DeleteSpace { seq, space } if space.0 == 0 => {
                 // Ours, for the measurement at the start.
                 self.reply(&Reply::SpaceDeleted { seq, errno: rustix::io::Errno::INVAL.raw_os_error() }, &[]);
@@ -523,7 +527,8 @@ impl Loop {
         if order.plan.origin == Origin::Strict || order.retried {
             return None;
         }
-        let serves = |nursery: &Nursery| nursery.profile == order.plan.profile && nursery.serving().is_some();
+        let serves =
+            |nursery: &Nursery| nursery.profile == order.plan.profile.zygote() && nursery.serving().is_some();
         self.launcher.nurseries.iter().position(serves)
     }
 

@@ -2,6 +2,7 @@
 //! measurement of what this host enforces, by doing.
 
 use std::collections::HashSet;
+use std::ffi::{CStr, CString};
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -39,6 +40,7 @@ use crate::sys::{packet, raw};
 
 /// The programs that interpreters start with, as they lie in the template.
 const HARNESS_PY: &str = include_str!("../../harness/harness.py");
+const KERNEL_PY: &str = include_str!("../../harness/kernel.py");
 const HARNESS_JS: &str = include_str!("../../harness/harness.js");
 const ZYGOTE_PY: &str = include_str!("../../harness/zygote.py");
 /// Init of a sandbox, made by `build.rs`.
@@ -291,7 +293,7 @@ fn lay_out_harness(state_dir: &Path) -> io::Result<PathBuf> {
     let dir = state_dir.join("harness");
     fs::create_dir_all(&dir)?;
     fs::set_permissions(&dir, Permissions::from_mode(0o755))?;
-    for (name, text) in [("harness.py", HARNESS_PY), ("harness.js", HARNESS_JS)] {
+    for (name, text) in [("harness.py", HARNESS_PY), ("kernel.py", KERNEL_PY), ("harness.js", HARNESS_JS)] {
         let path = dir.join(name);
         fs::write(&path, text)?;
         fs::set_permissions(&path, Permissions::from_mode(0o644))?;
@@ -448,14 +450,15 @@ impl Runtimes {
     ) -> (Option<RuntimeReport>, Option<RuntimeReport>) {
         let bare = rules.shape == Shape::Bare;
         let uid = if rules.unprivileged() { rules.account.0 } else { leases.zygote() };
-        let report = |runtime: &Runtime| {
+        let report = |runtime: &Runtime, question: &[&CStr]| {
             let host_binary = runtime.host.to_string_lossy().into_owned();
             let binary = if bare { host_binary.clone() } else { runtime.inside.clone() };
-            let text = ask_version(maker, rules, uid, &binary)?;
-            let version = text.trim().trim_start_matches("Python ").to_owned();
-            Some(RuntimeReport { binary, version, host_binary })
+            let text = ask(maker, rules, uid, &binary, question)?;
+            let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned);
+            Some(RuntimeReport { version: lines.next()?, ipykernel: lines.next(), binary, host_binary })
         };
-        (self.python.as_ref().and_then(report), self.node.as_ref().and_then(report))
+        let python = self.python.as_ref().and_then(|runtime| report(runtime, &ABOUT_PYTHON));
+        (python, self.node.as_ref().and_then(|runtime| report(runtime, &[c"--version"])))
     }
 
     /// A warning for each that is there and does not answer.
@@ -538,6 +541,7 @@ fn contents(settings: &Settings, rules: &Rules, runtimes: &Runtimes, own: &Path)
     let library = if settings.measure_forks.is_some() { LIBRARY_BARE } else { LIBRARY };
     let mut files = vec![
         file("/opt/caisson/harness.py", HARNESS_PY.into()),
+        file("/opt/caisson/kernel.py", KERNEL_PY.into()),
         file("/opt/caisson/harness.js", HARNESS_JS.into()),
         file("/opt/caisson/zygote.py", ZYGOTE_PY.into()),
         file("/opt/caisson/libcaisson.so", library.into()),
@@ -571,8 +575,21 @@ fn node_flags(version: &str) -> Vec<&'static str> {
     if has_switch { vec!["--disable-sigusr1"] } else { Vec::new() }
 }
 
-/// Runs `BINARY --version` where guests see it, as `uid`, with nothing else.
-fn ask_version(maker: &Maker, rules: &Rules, uid: u32, binary: &str) -> Option<String> {
+/// Its version, and the one of its ipykernel where it can be imported.
+const ABOUT_PYTHON: [&CStr; 5] = [
+    c"-s",
+    c"-E",
+    c"-B",
+    c"-c",
+    c"import importlib.util as u, sys
+print('.'.join(map(str, sys.version_info[:3])))
+if u.find_spec('ipykernel') and u.find_spec('IPython'):
+    from importlib.metadata import version
+    print(version('ipykernel'))",
+];
+
+/// What `BINARY` prints with these arguments where guests see it, as `uid`, with nothing else.
+fn ask(maker: &Maker, rules: &Rules, uid: u32, binary: &str, arguments: &[&CStr]) -> Option<String> {
     let (mut read, write) = io::pipe().ok()?;
     // SAFETY: the launcher has one thread.
     match unsafe { fork() }.ok()? {
@@ -591,10 +608,11 @@ fn ask_version(maker: &Maker, rules: &Rules, uid: u32, binary: &str) -> Option<S
                 }
                 child::give_up_capabilities().map_err(errno)?;
                 raw::prctl(raw::PR_SET_NO_NEW_PRIVS, 1, 0).map_err(errno)?;
-                let path = std::ffi::CString::new(binary)?;
-                let mut argument_space = [0; 3];
+                let path = CString::new(binary)?;
+                let words: Vec<&CStr> = [&[path.as_c_str()], arguments].concat();
+                let mut argument_space = vec![0; words.len() + 1];
                 let mut environment_space = [0; 1];
-                let argv = raw::Pointers::collect(&[&path, c"--version"], &mut argument_space);
+                let argv = raw::Pointers::collect(&words, &mut argument_space);
                 let envp = raw::Pointers::collect(&[], &mut environment_space);
                 match (argv, envp) {
                     (Some(argv), Some(envp)) => Err(errno(raw::execve(&path, &argv, &envp))),

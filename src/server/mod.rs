@@ -88,6 +88,11 @@ impl AppState {
         self.0.files.as_ref()
     }
 
+    /// The engine for work that outlives its handler.
+    pub(crate) fn code_handle(&self) -> Arc<dyn CodeEngine> {
+        Arc::clone(&self.0.code)
+    }
+
     fn keyring(&self) -> &auth::Keyring {
         &self.0.keyring
     }

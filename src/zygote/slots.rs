@@ -531,11 +531,13 @@ mod tests {
         let first = books.shelves.get_mut(&KEY).expect("filled").ready.pop_front().expect("two");
         let (_keep, mut stop) = tokio::sync::watch::channel(None);
         let limits = crate::harness::interpreter::CellLimits {
+            interrupt_grace: Duration::ZERO,
             output_chars_max: 10,
             grace: Duration::ZERO,
             memory_mib_max: 1,
         };
         let cell = crate::harness::interpreter::Cell {
+            watcher: None,
             code: "exit 1",
             timeout: Duration::from_secs(5),
             execution_count: 1,

@@ -2,20 +2,21 @@
 #![forbid(unsafe_code)]
 
 use axum::Extension;
-use axum::extract::{FromRequestParts, Path, State};
-use axum::http::StatusCode;
-use axum::http::request::Parts;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::PathId;
 use super::files_v2;
 use super::refuse::{self, Generation, InvalidBody, RefusedBody};
+use super::stream::{self, Format};
 use super::wire::{
     Cleaned, CodeInfoData, CreateSessionRequest, Deleted, ExecuteDataV2, ExecuteRequest, SessionData,
-    SessionList,
+    SessionList, failed_reason,
 };
-use crate::engine::{Execution, Output, TenantId};
+use crate::engine::{TenantId, Tiers};
 use crate::server::answer::Envelope;
 use crate::server::body::JsonBytes;
 use crate::server::code::NotCreated;
@@ -31,21 +32,8 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .merge(info::v2_routes())
 }
 
-/// The id in the path, percent-decoded once. Bytes that are no UTF-8 name nothing.
-struct SessionId(String);
-
-impl<S: Send + Sync> FromRequestParts<S> for SessionId {
-    type Rejection = Response;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
-        match Path::<String>::from_request_parts(parts, state).await {
-            Ok(Path(id)) => Ok(SessionId(id)),
-            Err(_) => Err(refuse::refused(StatusCode::NOT_FOUND, "Session id is not UTF-8", None)),
-        }
-    }
-}
-
-/// Run a cell. A failed cell is a 200 with `success: false`.
+/// Run a cell. A failed cell is a 200 with `success: false`. With `Accept: text/event-stream` or
+/// `application/x-ndjson` its outputs are sent while it runs, the whole answer last.
 #[utoipa::path(
     post, path = "/v2/code/execute", tag = "code", operation_id = "v2_code_execute",
     request_body = ExecuteRequest,
@@ -59,9 +47,17 @@ impl<S: Send + Sync> FromRequestParts<S> for SessionId {
 async fn execute(
     State(state): State<AppState>,
     Extension(tenant): Extension<TenantId>,
+    headers: HeaderMap,
     JsonBytes(body): JsonBytes,
 ) -> Response {
-    super::execute::<ExecuteDataV2>(&state, tenant, body, Generation::V2).await
+    let cell = match ExecuteRequest::parse(&body, Generation::V2, state.config()) {
+        Ok(request) => request.into_cell(tenant, state.config()),
+        Err(invalid) => return invalid.answer(Generation::V2),
+    };
+    match Format::asked(&headers) {
+        Some(format) => stream::execute(&state, cell, format).await,
+        None => super::run_cell::<ExecuteDataV2>(&state, cell, Generation::V2).await,
+    }
 }
 
 /// What the code routes offer.
@@ -89,26 +85,17 @@ async fn create_session(
     Extension(tenant): Extension<TenantId>,
     JsonBytes(body): JsonBytes,
 ) -> Response {
-    let request = match CreateSessionRequest::parse(&body) {
-        Ok(request) => request.into_request(),
+    let new = match CreateSessionRequest::parse(&body) {
+        Ok(request) => request.into_new(),
         Err(invalid) => return invalid.answer(Generation::V2),
     };
-    match state.code().session_create(&tenant, request).await {
-        Ok(entry) => Envelope::ok(SessionData::from(entry)).into_response(),
+    match state.code().session_create(&tenant, new).await {
+        Ok((entry, _)) => Envelope::ok(SessionData::from(entry)).into_response(),
         Err(NotCreated::Refused(refusal)) => refuse::refusal(refusal, Generation::V2),
         Err(NotCreated::Failed(execution)) => {
-            refuse::refused(StatusCode::OK, reason_of(&execution), execution.hint.as_deref())
+            refuse::refused(StatusCode::OK, failed_reason(&execution), execution.hint.as_deref())
         }
     }
-}
-
-/// What the error output of a failed execution says.
-fn reason_of(execution: &Execution) -> String {
-    let error = execution.outputs.iter().rev().find_map(|output| match output {
-        Output::Error(error) => Some(error.evalue.clone()),
-        _ => None,
-    });
-    error.unwrap_or_else(|| "execution failed".to_owned())
 }
 
 /// Every session of the caller, by id.
@@ -117,7 +104,7 @@ fn reason_of(execution: &Execution) -> String {
     responses((status = 200, body = Envelope<SessionList>))
 )]
 async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
-    let sessions = state.code().sessions_list(&tenant).await;
+    let sessions = state.code().sessions_list(&tenant, Tiers::All);
     let sessions = sessions.into_iter().map(|(key, entry)| (key, SessionData::from(entry))).collect();
     Envelope::ok(SessionList { sessions }).into_response()
 }
@@ -128,7 +115,7 @@ async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extensi
     responses((status = 200, body = Envelope<Cleaned>))
 )]
 async fn clear_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
-    let cleaned_sessions = state.code().sessions_clear(&tenant).await;
+    let cleaned_sessions = state.code().sessions_clear(&tenant, Tiers::All).await;
     Envelope::ok(Cleaned { cleaned_sessions }).into_response()
 }
 
@@ -141,9 +128,9 @@ async fn clear_sessions(State(state): State<AppState>, Extension(tenant): Extens
 async fn get_session(
     State(state): State<AppState>,
     Extension(tenant): Extension<TenantId>,
-    SessionId(id): SessionId,
+    PathId(id): PathId,
 ) -> Response {
-    match state.code().session_get(&tenant, &id).await {
+    match state.code().session_get(&tenant, Tiers::All, &id) {
         Some(entry) => Envelope::ok(SessionData::from(entry)).into_response(),
         None => refuse::refused(StatusCode::NOT_FOUND, format!("No session '{id}'"), None),
     }
@@ -158,8 +145,8 @@ async fn get_session(
 async fn delete_session(
     State(state): State<AppState>,
     Extension(tenant): Extension<TenantId>,
-    SessionId(id): SessionId,
+    PathId(id): PathId,
 ) -> Response {
-    let deleted = state.code().session_delete(&tenant, &id).await;
+    let deleted = state.code().session_delete(&tenant, Tiers::All, &id).await;
     Envelope::ok(Deleted { deleted }).into_response()
 }
