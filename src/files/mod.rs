@@ -342,7 +342,7 @@ impl Operation {
         let call = call_of(Op::TreeOut { path, bytes_max }, transfer::STREAM_IDLE_MAX);
         let ticket = helper.begin(&call, &[], Some(pipe.theirs)).await;
         let ticket = ticket.map_err(|_| FileError::Interrupted)?;
-        Ok(Outgoing { pipe: pipe.ours, ticket, _helper: helper, _permits: self.permits })
+        Ok(Outgoing { pipe: pipe.ours, ticket, is_done: false, _helper: helper, _permits: self.permits })
     }
 
     async fn incoming(self, op: Op, clear: Op) -> Result<Incoming, FileError> {

@@ -24,6 +24,17 @@ pub fn show(name: &[u8]) -> String {
     shown
 }
 
+/// Text in this form that came as bytes, as the parts of a URL do: what it spells out stays spelt out, and a byte
+/// that is no text is spelt out now.
+pub fn text(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        chunk.invalid().iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+    }
+    text
+}
+
 /// The bytes that [`show`] made this text of.
 pub fn read(shown: &str) -> Vec<u8> {
     let bytes = shown.as_bytes();
@@ -81,6 +92,13 @@ mod tests {
         assert_eq!(show(br"a\xff.txt"), r"a\x5cxff.txt");
         assert_eq!(read(r"a\xff.txt"), b"a\xff.txt");
         assert_eq!(read(r"a\x5cxff.txt"), br"a\xff.txt");
+    }
+
+    #[test]
+    fn a_url_may_spell_a_name_or_carry_its_bytes() {
+        assert_eq!(text(br"a\xff.txt"), r"a\xff.txt");
+        assert_eq!(text(b"a\xff.txt"), r"a\xff.txt");
+        assert_eq!(read(&text(br"a\x5cxff.txt")), br"a\xff.txt");
     }
 
     proptest! {

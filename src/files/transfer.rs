@@ -179,14 +179,33 @@ async fn write_some(pipe: &AsyncFd<OwnedFd>, bytes: &[u8]) -> io::Result<usize> 
 pub struct Outgoing {
     pub(super) pipe: AsyncFd<OwnedFd>,
     pub(super) ticket: Ticket,
+    pub(super) is_done: bool,
     /// Not ended while it is needed.
     pub(super) _helper: Arc<Helper>,
     pub(super) _permits: Permits,
 }
 
 impl Outgoing {
+    /// The first pieces, together: all of a small tree, so that what goes wrong in it is told and not cut off.
+    pub async fn first(&mut self) -> Result<Option<Bytes>, FileError> {
+        let mut first = Vec::new();
+        while first.len() < PIECE_BYTES {
+            match self.next().await? {
+                Some(piece) => first.extend_from_slice(&piece),
+                None => {
+                    self.is_done = true;
+                    break;
+                }
+            }
+        }
+        Ok((!first.is_empty()).then(|| Bytes::from(first)))
+    }
+
     /// The next piece; `None` once all of the tree was sent.
     pub async fn next(&mut self) -> Result<Option<Bytes>, FileError> {
+        if self.is_done {
+            return Ok(None);
+        }
         let read = tokio::time::timeout(super::OPERATION_TIME_MAX, read_some(&self.pipe)).await;
         let piece = read.map_err(|_| FileError::TimedOut)?.map_err(|_| FileError::Interrupted)?;
         if !piece.is_empty() {

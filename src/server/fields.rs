@@ -106,7 +106,7 @@ impl Fields {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let name = decoded(name);
             let Some(field) = wanted.iter().find(|field| field.as_bytes() == name) else { continue };
-            let value = Scalar::Text(names::show(&decoded(value)));
+            let value = Scalar::Text(names::text(&decoded(value)));
             match values.iter_mut().find(|(known, _)| known == field) {
                 Some(known) => known.1 = value,
                 None => values.push((field, value)),

@@ -494,21 +494,26 @@ pub(super) async fn tree_out(state: &AppState, tenant: &TenantId, query: Option<
         Ok(outgoing) => outgoing,
         Err(error) => return failed(error, about),
     };
-    // With the first piece it is known that there is a tree.
-    let first = match outgoing.next().await {
+    let first = match outgoing.first().await {
         Ok(first) => first,
         Err(error) => return failed(error, about),
     };
     let stream = try_unfold((first, outgoing), |(first, mut outgoing)| async move {
         let piece = match first {
             Some(piece) => Some(piece),
-            None => outgoing.next().await.map_err(std::io::Error::other)?,
+            None => outgoing.next().await.map_err(broken_off)?,
         };
         Ok::<_, std::io::Error>(piece.map(|piece| (piece, (None, outgoing))))
     });
     let mut response = Response::new(Body::from_stream(stream));
     attachment(&mut response, &format!("{}.tar", names::last(&path)), "application/x-tar");
     response
+}
+
+/// An error of which the caller sees that the connection ends, and the operator the reason.
+fn broken_off(error: FileError) -> std::io::Error {
+    tracing::info!(%error, "a tree was sent in part");
+    std::io::Error::other(error)
 }
 
 pub(super) async fn tree_in(state: &AppState, tenant: &TenantId, request: Request) -> Response {
