@@ -449,8 +449,9 @@ def full(daemon, client, plane):
     # The file system gives back what it had set aside whenever it has written something down.
     run_guest(client, """
 import os
-for _ in range(20):
-    f = os.open('/tmp/filler', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.makedirs('/tmp/filler', exist_ok=True)
+for n in range(20):
+    f = os.open('/tmp/filler/%d' % (n % 2), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         while True: os.write(f, b'x' * (1 << 16))
     except OSError: pass
@@ -464,7 +465,7 @@ for _ in range(20):
         left = [it["name"] for it in plane.get("/v2/fs/list", path="/tmp").data["files"] if it["name"].startswith(".caisson-")]
         needs(not left, "left behind: %s" % left)
     finally:
-        gone = plane.post("/v2/fs/delete", path="/tmp/filler")
+        gone = plane.post("/v2/fs/delete", path="/tmp/filler", recursive=True)
     needs(gone.status == 200, gone)
 
 
