@@ -245,11 +245,6 @@ impl Files {
         }
         tracing::error!("a temporary file of a transfer that broke off could not be removed");
     }
-
-    /// Helpers that run now.
-    pub fn helpers_live(&self) -> usize {
-        lock(&self.berths).len()
-    }
 }
 
 /// Ends what nobody has asked for so long, and forgets what has ended.

@@ -54,9 +54,12 @@ const CLEARING_MAX: Duration = Duration::from_secs(60);
 pub(super) fn serve() -> ExitCode {
     let Ok(mut inherited) = stage::inherited(1) else { return ExitCode::FAILURE };
     let socket = inherited.pop().expect("one was asked for");
-    let space = [home(), PathBuf::from(temp_dir()), PathBuf::from("/tmp"), PathBuf::from("/mnt/data")];
-    let trees: Vec<&Path> = space.iter().map(PathBuf::as_path).collect();
-    match View::new(&space[0], &trees) {
+    let (home, temporary) = (home(), PathBuf::from(temp_dir()));
+    // Without namespaces the space lies elsewhere, and these paths are the host's.
+    let has_own_root = temporary == Path::new(OWN_TEMP_DIR);
+    let mut trees = vec![home.as_path(), temporary.as_path()];
+    trees.extend(has_own_root.then_some(Path::new("/mnt/data")));
+    match View::new(&home, &trees, has_own_root) {
         Ok(view) => {
             Server::new(view, socket).run();
             ExitCode::SUCCESS
@@ -65,13 +68,16 @@ pub(super) fn serve() -> ExitCode {
     }
 }
 
+/// The folder for temporary files of a sandbox with a root of its own.
+const OWN_TEMP_DIR: &str = "/tmp";
+
 fn home() -> PathBuf {
     std::env::var_os("HOME").map_or_else(|| PathBuf::from("/home/sandbox"), PathBuf::from)
 }
 
 /// Where guests keep temporary files, and where an upload without a path goes.
 fn temp_dir() -> String {
-    std::env::var("TMPDIR").unwrap_or_else(|_| "/tmp".to_owned())
+    std::env::var("TMPDIR").unwrap_or_else(|_| OWN_TEMP_DIR.to_owned())
 }
 
 fn mode_text(stat: &Stat) -> String {

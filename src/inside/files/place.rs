@@ -44,8 +44,9 @@ pub(super) struct Spot {
 }
 
 impl View {
-    /// `home` is where relative paths begin; `trees` are the space, of which those count that exist.
-    pub(super) fn new(home: &Path, trees: &[&Path]) -> std::io::Result<View> {
+    /// `home` is where relative paths begin; `trees` are the space, of which those count that exist. In a root of
+    /// the sandbox's own each is a mount of its own.
+    pub(super) fn new(home: &Path, trees: &[&Path], has_own_root: bool) -> std::io::Result<View> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let open = |path: &Path| rustix::fs::open(path, flags, Mode::empty());
         let root = open(Path::new("/"))?;
@@ -53,7 +54,8 @@ impl View {
         let trees: Vec<Tree> =
             trees.iter().filter_map(|path| open(path).ok()).filter_map(|tree| Tree::of(&tree).ok()).collect();
         let outside = Tree::of(&root).map_err(|_| std::io::Error::from(std::io::ErrorKind::Unsupported))?;
-        let by_mount = !trees.is_empty() && trees.iter().all(|tree| tree.mount != outside.mount);
+        let by_mount =
+            has_own_root && !trees.is_empty() && trees.iter().all(|tree| tree.mount != outside.mount);
         Ok(View { root, home, trees, by_mount })
     }
 

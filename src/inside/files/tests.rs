@@ -22,7 +22,7 @@ fn stand() -> Stand {
     fs::create_dir(folder.path().join("space")).expect("a space");
     fs::write(folder.path().join("secret"), "42").expect("a file outside");
     let space = folder.path().join("space");
-    let view = View::new(&space, &[&space]).expect("this kernel has statx");
+    let view = View::new(&space, &[&space], false).expect("this kernel has statx");
     let (socket, theirs) = packet::pair().expect("a socket");
     std::thread::spawn(move || Server::new(view, theirs).run());
     Stand { folder, socket, next: 1 }
