@@ -278,15 +278,6 @@ async fn read(shared: Arc<Shared>) {
     shared.fail();
 }
 
-/// Which answers take much memory: MiB to hold ready for one.
-pub(super) fn weight(op: &Op) -> u32 {
-    match op {
-        Op::Edit { .. } => 48,
-        Op::Read { .. } | Op::List(_) | Op::Find { .. } | Op::Glob(_) | Op::Grep(_) | Op::Search { .. } => 16,
-        _ => 1,
-    }
-}
-
 /// The answer an operation has by its type; another one is a helper's fault.
 pub(super) fn fits(op: &Op, answer: &Answer) -> bool {
     matches!(

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::engine::TenantId;
 use crate::engine::identity::{self, CannotRunAs};
@@ -30,7 +30,7 @@ pub mod wire;
 
 use helper::{Helper, Reply};
 use transfer::{Download, Incoming, Outgoing, Pipe};
-use wire::{Answer, Call, Fault, FaultKind, Op};
+use wire::{Answer, Bulk, Call, Fault, FaultKind, Op};
 
 /// How long an operation may take inside.
 pub const OPERATION_TIME_MAX: Duration = Duration::from_secs(30);
@@ -42,9 +42,13 @@ const OVERTIME_MAX: Duration = Duration::from_secs(10);
 pub const OPERATIONS_PER_TENANT_MAX: usize = 32;
 /// The same over all tenants.
 pub const OPERATIONS_MAX: usize = 256;
-/// MiB of answers that are held at once, over all tenants.
-const ANSWERS_MIB_MAX: usize = 512;
-/// How long a call waits for room for its answer.
+/// Operations on whole texts at once: of one tenant, and over all. Each may hold some 100 MiB, here or inside.
+const TEXTS_PER_TENANT_MAX: usize = 4;
+const TEXTS_MAX: usize = 16;
+/// The same of listings and searches, which may hold some 30 MiB.
+const SCANS_PER_TENANT_MAX: usize = 8;
+const SCANS_MAX: usize = 32;
+/// How long an operation waits for one of these places.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(10);
 /// A helper that nobody asks for this long is ended.
 const HELPER_IDLE_MAX: Duration = Duration::from_secs(300);
@@ -126,9 +130,42 @@ pub struct Files {
     launcher: Arc<dyn Launch>,
     tenants: Tenants,
     berths: Mutex<HashMap<Key, Arc<Berth>>>,
-    gates: Mutex<HashMap<TenantId, Arc<Semaphore>>>,
+    gates: Mutex<HashMap<TenantId, Arc<Gate>>>,
+    all: Gate,
+}
+
+/// How much may go on at once.
+struct Gate {
     operations: Arc<Semaphore>,
-    answers: Arc<Semaphore>,
+    operations_max: usize,
+    texts: Semaphore,
+    scans: Semaphore,
+}
+
+impl Gate {
+    fn new(operations_max: usize, texts_max: usize, scans_max: usize) -> Gate {
+        Gate {
+            operations: Arc::new(Semaphore::new(operations_max)),
+            operations_max,
+            texts: Semaphore::new(texts_max),
+            scans: Semaphore::new(scans_max),
+        }
+    }
+
+    fn enter(&self) -> Result<OwnedSemaphorePermit, FileError> {
+        let max = self.operations_max;
+        Arc::clone(&self.operations).try_acquire_owned().map_err(|_| FileError::Busy { max })
+    }
+
+    /// Waits for a place among those that take much memory; `None` for an operation that does not.
+    async fn room(&self, bulk: Bulk) -> Option<SemaphorePermit<'_>> {
+        let places = match bulk {
+            Bulk::Text => &self.texts,
+            Bulk::Names => &self.scans,
+            Bulk::Little => return None,
+        };
+        Some(places.acquire().await.expect("these are never closed"))
+    }
 }
 
 impl Files {
@@ -140,8 +177,7 @@ impl Files {
             tenants,
             berths: Mutex::default(),
             gates: Mutex::default(),
-            operations: Arc::new(Semaphore::new(OPERATIONS_MAX)),
-            answers: Arc::new(Semaphore::new(ANSWERS_MIB_MAX)),
+            all: Gate::new(OPERATIONS_MAX, TEXTS_MAX, SCANS_MAX),
         });
         tokio::spawn(sweep(Arc::downgrade(&files)));
         files
@@ -153,13 +189,14 @@ impl Files {
         tenant: &TenantId,
         owner: Owner<'_>,
     ) -> Result<Operation, FileError> {
-        let account = self.account(owner)?;
+        // Who owns what is created says nothing about who reads.
+        let (account, reader) = (self.account(owner)?, self.account(Owner::Default)?);
         let permits = self.admit(tenant)?;
         let space = self.tenants.space_of(tenant).await.map_err(|error| {
             tracing::error!(%error, tenant = tenant.0, "no space for a tenant");
             FileError::Unavailable
         })?;
-        Ok(Operation { files: Arc::clone(self), key: (space, account), permits })
+        Ok(Operation { files: Arc::clone(self), key: (space, account), reader: (space, reader), permits })
     }
 
     fn account(&self, owner: Owner<'_>) -> Result<Account, FileError> {
@@ -183,15 +220,11 @@ impl Files {
     fn admit(&self, tenant: &TenantId) -> Result<Permits, FileError> {
         let gate = {
             let mut gates = lock(&self.gates);
-            let gate = gates
-                .entry(tenant.clone())
-                .or_insert_with(|| Arc::new(Semaphore::new(OPERATIONS_PER_TENANT_MAX)));
-            Arc::clone(gate)
+            let new = || Gate::new(OPERATIONS_PER_TENANT_MAX, TEXTS_PER_TENANT_MAX, SCANS_PER_TENANT_MAX);
+            Arc::clone(gates.entry(tenant.clone()).or_insert_with(|| Arc::new(new())))
         };
-        let busy = |max| move |_| FileError::Busy { max };
-        let of_tenant = gate.try_acquire_owned().map_err(busy(OPERATIONS_PER_TENANT_MAX))?;
-        let of_all = Arc::clone(&self.operations).try_acquire_owned().map_err(busy(OPERATIONS_MAX))?;
-        Ok(Permits { _of_tenant: of_tenant, _of_all: of_all })
+        let (of_tenant, of_all) = (gate.enter()?, self.all.enter()?);
+        Ok(Permits { gate, _of_tenant: of_tenant, _of_all: of_all })
     }
 
     /// The helper of a space and account, started if there is none.
@@ -278,6 +311,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 struct Permits {
+    /// The tenant's.
+    gate: Arc<Gate>,
     _of_tenant: OwnedSemaphorePermit,
     _of_all: OwnedSemaphorePermit,
 }
@@ -286,17 +321,18 @@ struct Permits {
 pub struct Operation {
     files: Arc<Files>,
     key: Key,
+    /// The same for what only reads.
+    reader: Key,
     permits: Permits,
 }
 
 impl Operation {
     /// Does it; the second part is what came beside the answer, such as a file's text.
     pub async fn call(&self, op: Op, content: &[u8]) -> Result<(Answer, Vec<u8>), FileError> {
-        let room = Arc::clone(&self.files.answers).acquire_many_owned(helper::weight(&op));
-        let _room = match tokio::time::timeout(ROOM_WAIT_MAX, room).await {
-            Ok(Ok(room)) => room,
-            _ => return Err(FileError::Busy { max: OPERATIONS_MAX }),
-        };
+        let bulk = op.bulk();
+        let room = async { (self.permits.gate.room(bulk).await, self.files.all.room(bulk).await) };
+        let busy = FileError::Busy { max: OPERATIONS_PER_TENANT_MAX };
+        let _room = tokio::time::timeout(ROOM_WAIT_MAX, room).await.map_err(|_| busy)?;
         let Reply { answered, text, .. } = self.ask(op, content).await?.1;
         Ok((answered.map_err(fault_of)?, text))
     }
@@ -333,7 +369,7 @@ impl Operation {
     /// A tree on its way out.
     pub async fn tree_out(self, path: String, bytes_max: u64) -> Result<Outgoing, FileError> {
         let pipe = Pipe::new(false).map_err(no_pipe)?;
-        let helper = self.files.helper(self.key).await?;
+        let helper = self.files.helper(self.reader).await?;
         let call = call_of(Op::TreeOut { path, bytes_max }, transfer::STREAM_IDLE_MAX);
         let ticket = helper.begin(&call, &[], Some(pipe.theirs)).await;
         let ticket = ticket.map_err(|_| FileError::Interrupted)?;
@@ -364,7 +400,8 @@ impl Operation {
     }
 
     async fn ask_once(&self, call: &Call, content: &[u8]) -> Result<(Arc<Helper>, Reply), FileError> {
-        let helper = self.files.helper(self.key).await?;
+        let key = if call.op.only_reads() { self.reader } else { self.key };
+        let helper = self.files.helper(key).await?;
         let asked = async { helper.begin(call, content, None).await?.answer().await };
         let limit = Duration::from_millis(call.time_ms_max) + OVERTIME_MAX;
         match tokio::time::timeout(limit, asked).await {

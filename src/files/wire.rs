@@ -21,7 +21,7 @@ pub const ANSWER_BYTES_MAX: usize = 48 * 1024 * 1024;
 /// Longest text that is read into an answer.
 pub const TEXT_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// All names and lines of one listing or search together.
-pub const RESULT_BYTES_MAX: usize = 16 * 1024 * 1024;
+pub const RESULT_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Entries of one listing.
 pub const LIST_ENTRIES_MAX: usize = 10_000;
 /// Names of one search by name.
@@ -215,6 +215,15 @@ pub enum Op {
 }
 
 impl Op {
+    /// How much of an answer there may be.
+    pub fn bulk(&self) -> Bulk {
+        match self {
+            Op::Read { .. } | Op::Edit { .. } | Op::Replace { .. } => Bulk::Text,
+            Op::List(_) | Op::Find { .. } | Op::Glob(_) | Op::Grep(_) | Op::Search { .. } => Bulk::Names,
+            _ => Bulk::Little,
+        }
+    }
+
     /// Whether doing it again changes nothing.
     pub fn only_reads(&self) -> bool {
         matches!(
@@ -229,6 +238,16 @@ impl Op {
                 | Op::Open { .. }
         )
     }
+}
+
+/// What an operation may take of memory, here and inside.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Bulk {
+    /// Whole texts, up to [`TEXT_BYTES_MAX`] each.
+    Text,
+    /// Names and lines, up to [`RESULT_BYTES_MAX`] together.
+    Names,
+    Little,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

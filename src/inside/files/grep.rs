@@ -175,15 +175,15 @@ fn show_line(line: &[u8]) -> String {
 struct Lines<'a> {
     content: &'a [u8],
     /// Where each line begins.
-    starts: Vec<usize>,
+    starts: Vec<u32>,
 }
 
 impl<'a> Lines<'a> {
     fn new(content: &'a [u8]) -> Lines<'a> {
-        let after_newlines =
-            content.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
-        let starts = std::iter::once(0).chain(after_newlines.filter(|at| *at < content.len())).collect();
-        Lines { content, starts }
+        // Half of what a position takes: a text may be all newlines. Files that are searched are far below 4 GiB.
+        let after_newlines = (1_u32..).zip(content).filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at);
+        let begins = after_newlines.filter(|at| (*at as usize) < content.len());
+        Lines { content, starts: std::iter::once(0).chain(begins).collect() }
     }
 
     fn count(&self) -> usize {
@@ -191,13 +191,13 @@ impl<'a> Lines<'a> {
     }
 
     fn of(&self, at: usize) -> usize {
-        self.starts.partition_point(|start| *start <= at) - 1
+        self.starts.partition_point(|start| *start as usize <= at) - 1
     }
 
     /// Where the line ends, without its newline.
     fn end(&self, line: usize) -> usize {
         match self.starts.get(line + 1) {
-            Some(next) => next - 1,
+            Some(next) => *next as usize - 1,
             None => self.content.len() - usize::from(self.content.ends_with(b"\n")),
         }
     }
@@ -207,6 +207,6 @@ impl<'a> Lines<'a> {
     }
 
     fn range(&self, first: usize, last: usize) -> &'a [u8] {
-        &self.content[self.starts[first]..self.end(last)]
+        &self.content[self.starts[first] as usize..self.end(last)]
     }
 }

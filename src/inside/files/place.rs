@@ -84,6 +84,15 @@ impl View {
 
     /// The name itself, where a link is not followed: for what is moved, removed or looked at.
     pub(super) fn find_name(&self, path: &str) -> Outcome<Spot> {
+        self.name(path, false)
+    }
+
+    /// The same for a name that something is moved to.
+    pub(super) fn find_name_making_parents(&self, path: &str) -> Outcome<Spot> {
+        self.name(path, true)
+    }
+
+    fn name(&self, path: &str, make: bool) -> Outcome<Spot> {
         let path = bytes_of(path)?;
         let trimmed: &[u8] = match path.iter().rposition(|byte| *byte != b'/') {
             Some(last) => &path[..=last],
@@ -99,7 +108,7 @@ impl View {
         let mut dir =
             if parent.starts_with(b"/") { self.root.try_clone()? } else { self.home.try_clone()? };
         for component in components(parent) {
-            dir = step(&dir, component)?;
+            dir = self.descend(&dir, component, make)?;
         }
         Ok(Spot { dir, name: name.to_vec() })
     }
@@ -111,14 +120,7 @@ impl View {
         let mut links = 0;
         while let Some(name) = ahead.pop() {
             if !ahead.is_empty() || name == b".." {
-                dir = match step(&dir, &name) {
-                    Err(Errno::NOENT) if make => {
-                        self.require(&dir)?;
-                        made(mkdirat(&dir, &name[..], Mode::from(0o777)))?;
-                        step(&dir, &name)?
-                    }
-                    stepped => stepped?,
-                };
+                dir = self.descend(&dir, &name, make)?;
                 continue;
             }
             let Ok(target) = readlinkat(&dir, &name[..], Vec::new()) else { return Ok(Spot { dir, name }) };
@@ -133,6 +135,18 @@ impl View {
             ahead = components(target).rev().map(<[u8]>::to_vec).collect();
         }
         Ok(Spot { dir, name: b".".to_vec() })
+    }
+
+    /// One component further; a folder that is missing is made, if `make` says so.
+    fn descend(&self, dir: &OwnedFd, name: &[u8], make: bool) -> Outcome<OwnedFd> {
+        match step(dir, name) {
+            Err(Errno::NOENT) if make => {
+                self.require(dir)?;
+                made(mkdirat(dir, name, Mode::from(0o777)))?;
+                Ok(step(dir, name)?)
+            }
+            stepped => Ok(stepped?),
+        }
     }
 
     /// Refuses a folder that is not in the space.

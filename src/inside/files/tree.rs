@@ -89,7 +89,7 @@ pub(super) fn move_to(
     let from = view.find_name(source)?;
     view.require(&from.dir)?;
     statat(&from.dir, &from.name[..], AtFlags::SYMLINK_NOFOLLOW)?;
-    let to = view.find_making_parents(destination)?;
+    let to = view.find_name_making_parents(destination)?;
     view.require(&to.dir)?;
     match rename(&from, &to, overwrite) {
         Err(Errno::XDEV) => {
