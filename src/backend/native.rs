@@ -74,7 +74,7 @@ impl Native {
         {
             return Err(Refusal::NotADirectory { cwd: cwd.to_owned() });
         }
-        let fits_a_slot = plan.origin == Origin::Warm && plan.account == Account(0);
+        let fits_a_slot = plan.origin == Origin::Warm && plan.account == Account(0) && plan.interpreter == 0;
         let slot = if fits_a_slot { self.slots.take((plan.space, plan.profile)) } else { None };
         let interpreter = match slot {
             Some(interpreter) => interpreter,
@@ -145,6 +145,7 @@ pub(crate) mod fake {
             posture: PostureReport { posture: Posture::Full, layers: Vec::new(), root: true, uid: 0 },
             python: Some(runtime("python3")),
             node: Some(runtime("node")),
+            kernels: Vec::new(),
             accounts: vec!["sandbox".to_owned(), "nobody".to_owned()],
             warm: vec![Profile::Python, Profile::PythonData],
             warnings: Vec::new(),

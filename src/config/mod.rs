@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::launcher::posture::Posture;
 
+mod endpoint;
 mod keys;
 mod layers;
 mod raw;
@@ -18,6 +19,7 @@ mod resolve;
 mod tests;
 mod value;
 
+pub use endpoint::EndpointConfig;
 pub use keys::{ApiKey, DEFAULT_TENANT, KeyDigest};
 pub use layers::{Effective, FileText, Flags, Layers, Source, effective, template};
 
@@ -111,7 +113,8 @@ pub struct Limits {
     pub cells_running_max: usize,
 }
 
-/// The resolved settings. Holds digests of keys, never a key.
+/// The resolved settings. Holds digests of keys, never a key. The token of a Jupyter server is in it, because we
+/// are the ones to show it there; nothing that is printed has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     pub listen: Vec<SocketAddr>,
@@ -138,6 +141,8 @@ pub struct Config {
     pub code_session_idle: Duration,
     pub code_prewarm: usize,
     pub kernel: KernelSettings,
+    /// The external Jupyter server that runs Python while it answers.
+    pub jupyter_endpoint: Option<EndpointConfig>,
     pub slots_max: usize,
     pub api_surface: ApiSurface,
     pub log_level: String,

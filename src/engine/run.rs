@@ -69,6 +69,7 @@ pub struct Engine {
 struct Settled {
     hello: Arc<Hello>,
     tier: Tier,
+    interpreter: u8,
     account: Account,
     space: SpaceId,
 }
@@ -159,8 +160,8 @@ impl Engine {
             Err(cannot) => return Err(CreateRefused::User(cannot.to_string())),
         };
         let key = SessionKey { tenant: tenant.clone(), tier: settled.tier.clone(), id };
-        let (space, account) = (settled.space, settled.account);
-        let birth = Birth { space, account, cwd, idle_max, up_front: true };
+        let Settled { space, account, interpreter, .. } = settled;
+        let birth = Birth { space, account, interpreter, cwd, idle_max, up_front: true };
         let mut made = false;
         let session = self.sessions.find_or_create(&key, || {
             made = true;
@@ -227,11 +228,13 @@ impl Engine {
     /// Facts about kernels. Answers without a launcher too.
     pub fn kernel_info(&self, tenant: &TenantId) -> KernelInfo {
         let hello = self.native.last_hello();
-        let python = hello.as_deref().and_then(|hello| hello.python.as_ref());
-        let detection = match python {
-            Some(RuntimeReport { ipykernel: Some(version), binary, .. }) => {
-                format!("ipykernel {version} via {binary}")
-            }
+        let found = |(_, report): &(String, RuntimeReport)| {
+            let version = report.ipykernel.as_deref().unwrap_or("of unknown version");
+            format!("ipykernel {version} via {}", report.binary)
+        };
+        let found: Vec<_> = hello.iter().flat_map(|hello| hello.kernels.iter().map(found)).collect();
+        let detection = match hello.as_deref().and_then(|hello| hello.python.as_ref()) {
+            _ if !found.is_empty() => found.join(", "),
             Some(python) => format!("ipykernel cannot be imported by {}", python.binary),
             None => format!("{} was not found", self.config.python_name),
         };
@@ -302,7 +305,9 @@ impl Engine {
             tracing::error!(%error, tenant = tenant.0, "no space for a tenant");
             Refusal::LaunchFailed
         })?;
-        Ok(Ok(Settled { hello, tier, account, space }))
+        // A session's kernel may be one that this launcher has not any more.
+        let interpreter = select::interpreter(&hello, &tier).ok_or(Refusal::LaunchFailed)?;
+        Ok(Ok(Settled { hello, tier, interpreter, account, space }))
     }
 
     async fn run_one_off(&self, request: &CellRequest, settled: &Settled) -> Result<Execution, Refusal> {
@@ -313,6 +318,7 @@ impl Engine {
             profile: select::profile(&settled.hello, &settled.tier, &request.code),
             origin: if request.strict { Origin::Strict } else { Origin::Warm },
             account: settled.account,
+            interpreter: settled.interpreter,
         };
         let watch = Stopwatch::start();
         let cell = cell(request, 1);
@@ -334,6 +340,7 @@ impl Engine {
             let session = self.sessions.find_or_create(&key, || Birth {
                 space: settled.space,
                 account: settled.account,
+                interpreter: settled.interpreter,
                 cwd: request.cwd.clone(),
                 idle_max: None,
                 up_front: false,
@@ -406,8 +413,8 @@ impl Engine {
         profile: Profile,
         origin: Origin,
     ) -> Result<Interpreter, Refusal> {
-        let Birth { space, account, .. } = session.birth;
-        let plan = LaunchPlan { space, profile, origin, account };
+        let Birth { space, account, interpreter, .. } = session.birth;
+        let plan = LaunchPlan { space, profile, origin, account, interpreter };
         let obtained = self.native.obtain(plan, session.birth.cwd.as_deref()).await;
         if let Err(refusal) = &obtained {
             session.finish(None);

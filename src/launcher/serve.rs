@@ -501,7 +501,7 @@ impl Loop {
     /// The plan against the launcher's own policy.
     fn check(&self, plan: &LaunchPlan) -> Result<(), StepError> {
         let refuse = |errno: rustix::io::Errno| Err(StepError { step: Step::Plan, source: errno.into() });
-        let known = self.launcher.programs.has(plan.profile);
+        let known = self.launcher.programs.has(plan.profile, plan.interpreter);
         let waiting =
             self.entries.values().filter(|entry| matches!(entry.stage, Stage::Booting { .. })).count();
         match () {
@@ -524,7 +524,8 @@ impl Loop {
     /// A plan that a zygote has died over goes to an exec'd interpreter: the zygote that is next may not have
     /// come yet, and the old one may still look alive.
     fn zygote_for(&self, order: &Order) -> Option<usize> {
-        if order.plan.origin == Origin::Strict || order.retried {
+        // Zygotes are made of the default interpreter.
+        if order.plan.origin == Origin::Strict || order.retried || order.plan.interpreter != 0 {
             return None;
         }
         let serves =
@@ -823,7 +824,8 @@ impl Loop {
                 let user = &rules.accounts[account].name;
                 let place =
                     if shell.bare { Place::on_host(&spaces.parts(shell.space)) } else { Place::inside() };
-                let program = programs.program(plan.profile, user, &place).ok_or_else(gone)?;
+                let program =
+                    programs.program(plan.profile, plan.interpreter, user, &place).ok_or_else(gone)?;
                 if shell.bare {
                     guest::fork_by_init(shell, rules, account, &program)
                 } else {

@@ -46,6 +46,8 @@ pub struct SessionKey {
 pub struct Birth {
     pub space: SpaceId,
     pub account: Account,
+    /// As in the plan of its sandboxes.
+    pub interpreter: u8,
     pub cwd: Option<String>,
     /// Idle time after which it is closed, where that is less than its tier's.
     pub idle_max: Option<Duration>,

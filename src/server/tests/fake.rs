@@ -148,6 +148,7 @@ pub(super) fn hello() -> Hello {
             host_binary: "/usr/local/bin/node".to_owned(),
             ipykernel: None,
         }),
+        kernels: Vec::new(),
         accounts: vec!["sandbox".to_owned(), "nobody".to_owned()],
         warnings: vec!["KSM runs".to_owned(), "cannot write /proc/sys/user".to_owned()],
         warm: vec![Profile::Python],
