@@ -236,7 +236,8 @@ impl Files {
         }
         *held = None;
         let (space, account) = key;
-        let plan = LaunchPlan { space, profile: Profile::Files, origin: Origin::Strict, account };
+        let plan =
+            LaunchPlan { space, profile: Profile::Files, origin: Origin::Strict, account, interpreter: 0 };
         let sandbox = self.launcher.sandbox(plan).await.map_err(|error| {
             tracing::error!(error = &error as &dyn std::error::Error, %space, "no file helper");
             FileError::Unavailable
