@@ -22,11 +22,28 @@ const LEANINGS: &[(&str, &[&str])] = &[
     // Inside a sandbox: nothing of the daemon's or the launcher's.
     ("inside", &["sys"]),
     ("telemetry", &["config::LogFormat"]),
+    (
+        "commands",
+        &[
+            "engine",
+            "harness",
+            "inside::commands::frame",
+            "launcher::client",
+            "launcher::plan",
+            "launcher::posture",
+            "session::HOME_DIR",
+            "session::epoch_ms",
+            "session::id",
+            "store",
+            "tenant",
+            "zygote",
+        ],
+    ),
     ("config", &["engine", "launcher::plan", "launcher::posture", "policy", "telemetry"]),
     ("cli", &["config", "engine", "launcher::posture"]),
     ("doctor", &["config", "launcher::client", "launcher::plan", "launcher::posture", "policy"]),
     ("supervisor", &["cli", "config", "launcher", "policy", "server", "sys", "telemetry"]),
-    ("daemon", &["config", "engine", "launcher::client", "server", "store", "sys"]),
+    ("daemon", &["commands", "config", "engine", "launcher::client", "server", "store", "sys"]),
     ("run", &["config", "engine", "launcher", "store", "supervisor", "sys"]),
     // The rows of its tables are types of those who keep them there.
     (
@@ -113,6 +130,7 @@ const LEANINGS: &[(&str, &[&str])] = &[
         &[
             "server",
             "backend",
+            "commands",
             "config",
             "engine",
             "launcher::client",
@@ -129,7 +147,7 @@ const LEANINGS: &[(&str, &[&str])] = &[
 ];
 
 /// What any family may use: the engine, and what the server offers to all of them; never another of `FAMILIES`.
-const FAMILY: &[&str] = &["server", "config", "engine", "session::id", "telemetry", "tenant"];
+const FAMILY: &[&str] = &["server", "commands", "config", "engine", "session::id", "telemetry", "tenant"];
 const FAMILIES: &[&str] = &["server::aio", "server::librechat", "server::mcp"];
 
 #[test]

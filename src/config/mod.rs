@@ -91,6 +91,15 @@ pub struct KernelSettings {
     pub prewarm: usize,
 }
 
+/// Limits of the command planes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CommandSettings {
+    pub sessions_max: usize,
+    pub session_idle: Duration,
+    /// Path of a bash inside the sandbox.
+    pub bash: Option<String>,
+}
+
 /// Everything that can grow, per sandbox, space or call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
@@ -137,6 +146,7 @@ pub struct Config {
     pub code_session_idle: Duration,
     pub code_prewarm: usize,
     pub kernel: KernelSettings,
+    pub commands: CommandSettings,
     pub slots_max: usize,
     pub api_surface: ApiSurface,
     pub log_level: String,

@@ -36,7 +36,11 @@ enum Scalar {
     Bool(bool),
     Number(f64),
     Text(String),
+    /// A list of strings.
+    Texts(Vec<String>),
     List,
+    /// An object whose values are strings or null.
+    TextMap(Vec<(String, Option<String>)>),
     Object,
 }
 
@@ -47,8 +51,8 @@ impl Scalar {
             Scalar::Bool(_) => "a boolean",
             Scalar::Number(_) => "a number",
             Scalar::Text(_) => "a string",
-            Scalar::List => "a list",
-            Scalar::Object => "an object",
+            Scalar::Texts(_) | Scalar::List => "a list",
+            Scalar::TextMap(_) | Scalar::Object => "an object",
         }
     }
 }
@@ -107,6 +111,22 @@ impl Fields {
         match self.take(field)? {
             Scalar::Number(value) => Some(value),
             other => self.mistyped(field, "type_error.number", "a number", &other),
+        }
+    }
+
+    /// A list of strings.
+    pub(crate) fn texts(&mut self, field: &'static str) -> Option<Vec<String>> {
+        match self.take(field)? {
+            Scalar::Texts(texts) => Some(texts),
+            other => self.mistyped(field, "type_error.list", "a list of strings", &other),
+        }
+    }
+
+    /// An object of strings; null stands for no value. In the order in which they were written.
+    pub(crate) fn text_map(&mut self, field: &'static str) -> Option<Vec<(String, Option<String>)>> {
+        match self.take(field)? {
+            Scalar::TextMap(entries) => Some(entries),
+            other => self.mistyped(field, "type_error.dict", "an object of strings", &other),
         }
     }
 
@@ -241,13 +261,89 @@ impl<'de> Visitor<'de> for ScalarSeed {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Scalar, A::Error> {
-        while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Scalar::List)
+        let mut texts = Some(Vec::new());
+        while let Some(item) = seq.next_element_seed(ItemSeed)? {
+            match item {
+                Item::Text(text) => drop(texts.as_mut().map(|texts| texts.push(text))),
+                Item::Null | Item::Other => texts = None,
+            }
+        }
+        Ok(texts.map_or(Scalar::List, Scalar::Texts))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Scalar, A::Error> {
+        let mut entries = Some(Vec::new());
+        while let Some(name) = map.next_key::<String>()? {
+            match map.next_value_seed(ItemSeed)? {
+                Item::Text(text) => drop(entries.as_mut().map(|entries| entries.push((name, Some(text))))),
+                Item::Null => drop(entries.as_mut().map(|entries| entries.push((name, None)))),
+                Item::Other => entries = None,
+            }
+        }
+        Ok(entries.map_or(Scalar::Object, Scalar::TextMap))
+    }
+}
+
+/// What a list or an object holds, as far as any route needs it.
+enum Item {
+    Null,
+    Text(String),
+    Other,
+}
+
+struct ItemSeed;
+
+impl<'de> DeserializeSeed<'de> for ItemSeed {
+    type Value = Item;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Item, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ItemSeed {
+    type Value = Item;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Item, E> {
+        Ok(Item::Null)
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<Item, E> {
+        Ok(Item::Other)
+    }
+
+    fn visit_u64<E: Error>(self, _: u64) -> Result<Item, E> {
+        Ok(Item::Other)
+    }
+
+    fn visit_i64<E: Error>(self, _: i64) -> Result<Item, E> {
+        Ok(Item::Other)
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<Item, E> {
+        Ok(Item::Other)
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Item, E> {
+        Ok(Item::Text(value.to_owned()))
+    }
+
+    fn visit_string<E: Error>(self, value: String) -> Result<Item, E> {
+        Ok(Item::Text(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Item, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Item::Other)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Item, A::Error> {
         while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Scalar::Object)
+        Ok(Item::Other)
     }
 }
 
@@ -272,6 +368,26 @@ mod tests {
                 "field `a` must be a string, not a number",
                 "field `b` must be a number, not a list",
                 "missing field `d`"
+            ]
+        );
+    }
+
+    #[test]
+    fn lists_and_objects_of_strings_are_read_and_others_are_not() {
+        let body = br#"{"a": ["x", ""], "b": {"K": "v", "N": null}, "c": ["x", 1], "d": {"K": {}}, "e": []}"#;
+        let mut fields = Fields::parse(body, &["a", "b", "c", "d", "e"]).unwrap();
+        assert_eq!(fields.texts("a"), Some(vec!["x".to_owned(), String::new()]));
+        let entries = vec![("K".to_owned(), Some("v".to_owned())), ("N".to_owned(), None)];
+        assert_eq!(fields.text_map("b"), Some(entries));
+        assert_eq!(fields.texts("c"), None);
+        assert_eq!(fields.text_map("d"), None);
+        assert_eq!(fields.texts("e"), Some(Vec::new()));
+        let messages: Vec<String> = fields.into_errors().into_iter().map(|error| error.message).collect();
+        assert_eq!(
+            messages,
+            [
+                "field `c` must be a list of strings, not a list",
+                "field `d` must be an object of strings, not an object"
             ]
         );
     }

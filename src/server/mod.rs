@@ -20,6 +20,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 
+use crate::commands::Commands;
 use crate::config::Config;
 
 mod aio;
@@ -52,6 +53,7 @@ pub struct AppState(Arc<Inner>);
 struct Inner {
     config: Arc<Config>,
     code: Arc<dyn CodeEngine>,
+    commands: Arc<Commands>,
     keyring: auth::Keyring,
     guard: Option<guard::Guard>,
     lifecycle: Lifecycle,
@@ -59,12 +61,12 @@ struct Inner {
 }
 
 impl AppState {
-    pub fn new(config: Arc<Config>, code: Arc<dyn CodeEngine>) -> AppState {
+    pub fn new(config: Arc<Config>, code: Arc<dyn CodeEngine>, commands: Arc<Commands>) -> AppState {
         let keyring = auth::Keyring::new(&config.api_keys);
         let guard = keyring.is_open().then(|| guard::Guard::new(&config));
         let documents = openapi::Documents::of(routes(&config).into_openapi());
         let lifecycle = Lifecycle::default();
-        AppState(Arc::new(Inner { config, code, keyring, guard, lifecycle, documents }))
+        AppState(Arc::new(Inner { config, code, commands, keyring, guard, lifecycle, documents }))
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -73,6 +75,10 @@ impl AppState {
 
     pub(crate) fn code(&self) -> &dyn CodeEngine {
         self.0.code.as_ref()
+    }
+
+    pub(crate) fn commands(&self) -> &Commands {
+        &self.0.commands
     }
 
     fn keyring(&self) -> &auth::Keyring {

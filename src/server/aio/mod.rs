@@ -19,6 +19,7 @@ use crate::server::answer::{Envelope, json_sized};
 use crate::server::code::CodeInfo;
 use crate::server::front::panic_text;
 
+mod commands;
 pub(crate) mod refuse;
 mod v1;
 mod v2;

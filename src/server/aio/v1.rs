@@ -15,7 +15,11 @@ use crate::server::body::JsonBytes;
 use crate::server::{AppState, info};
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
-    OpenApiRouter::new().routes(routes!(execute)).routes(routes!(code_info)).merge(info::v1_routes())
+    OpenApiRouter::new()
+        .routes(routes!(execute))
+        .routes(routes!(code_info))
+        .merge(info::v1_routes())
+        .merge(super::commands::v1_routes())
 }
 
 /// Run a cell. A failed cell is a 200 with `success: false`.

@@ -27,18 +27,19 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(create_session, list_sessions, clear_sessions))
         .routes(routes!(get_session, delete_session))
         .merge(info::v2_routes())
+        .merge(super::commands::v2_routes())
 }
 
 /// The id in the path, percent-decoded once. Bytes that are no UTF-8 name nothing.
-struct SessionId(String);
+pub(super) struct PathId(pub(super) String);
 
-impl<S: Send + Sync> FromRequestParts<S> for SessionId {
+impl<S: Send + Sync> FromRequestParts<S> for PathId {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
         match Path::<String>::from_request_parts(parts, state).await {
-            Ok(Path(id)) => Ok(SessionId(id)),
-            Err(_) => Err(refuse::refused(StatusCode::NOT_FOUND, "Session id is not UTF-8", None)),
+            Ok(Path(id)) => Ok(PathId(id)),
+            Err(_) => Err(refuse::refused(StatusCode::NOT_FOUND, "The id is not UTF-8", None)),
         }
     }
 }
@@ -139,7 +140,7 @@ async fn clear_sessions(State(state): State<AppState>, Extension(tenant): Extens
 async fn get_session(
     State(state): State<AppState>,
     Extension(tenant): Extension<TenantId>,
-    SessionId(id): SessionId,
+    PathId(id): PathId,
 ) -> Response {
     match state.code().session_get(&tenant, &id).await {
         Some(entry) => Envelope::ok(SessionData::from(entry)).into_response(),
@@ -156,7 +157,7 @@ async fn get_session(
 async fn delete_session(
     State(state): State<AppState>,
     Extension(tenant): Extension<TenantId>,
-    SessionId(id): SessionId,
+    PathId(id): PathId,
 ) -> Response {
     let deleted = state.code().session_delete(&tenant, &id).await;
     Envelope::ok(Deleted { deleted }).into_response()
