@@ -33,7 +33,7 @@ const REPORT_BYTES_MAX: usize = PATH_BYTES_MAX + 64;
 const WINDOW: Winsize = Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
 
 /// `set -m`: a program in the foreground gets the terminal's signals, and not this loop. The status is put back before
-/// each line, so that `$?` is the last line's.
+/// each line, so that `$?` is the last line's. A report begins with the end of whatever a line has written there.
 const LOOP: &str = r#"
 __caisson_status() { return "$1"; }
 __caisson_s=0
@@ -43,7 +43,7 @@ while IFS= read -r -d '' -u IN __caisson_n && IFS= read -r -d '' -u IN __caisson
   __caisson_status "$__caisson_s"
   eval "$__caisson_c" IN<&- OUT>&-
   __caisson_s=$?
-  printf '%s %s %s\0' "$__caisson_n" "$__caisson_s" "$PWD" >&OUT
+  printf '\0%s %s %s\0' "$__caisson_n" "$__caisson_s" "$PWD" >&OUT
 done
 "#;
 
