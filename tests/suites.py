@@ -225,16 +225,24 @@ class Suite:
         return passed, failed, ["    " + line for line in lines] + ["%s (%d s)" % (what, time.monotonic() - started)]
 
 
-def conformance(name, limit_s, selection, daemon_env=None, key=None, account=None):
+def conformance(name, limit_s, selection, daemon_env=None, key=None, account=None, files=()):
     suite = Suite(
         name, limit_s, daemon_env or {},
         lambda daemon: [os.path.join(CLIENTS, "bin/python3"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
-                        "--color=no", "-m", selection],
+                        "--color=no", "-m", selection, *files],
         pytest_counts, r"(FAILED|ERROR) ",
         env=lambda daemon: {"BASE_URL": daemon.url, "AIO_TEST_TIMEOUT": "90", **({"AIO_API_KEY": key} if key else {})},
         cwd=os.path.join(SHARED, "conformance/aio"))
     suite.account = account
     return suite
+
+
+def commands_conformance():
+    """The command planes, of a daemon of root's and of an ordinary account's."""
+    suites_of = [conformance("aio-commands", 300, "later", files=["test_commands.py"])]
+    if IS_ROOT:
+        suites_of.append(conformance("aio-commands-account", 300, "later", account=ORDINARY, files=["test_commands.py"]))
+    return suites_of
 
 
 def attacks(name, limit_s, only=None, skip="", extra=(), daemon_env=None):
@@ -248,6 +256,14 @@ def attacks(name, limit_s, only=None, skip="", extra=(), daemon_env=None):
                         "--api-key", "KEYA", "--other-key", "KEYB", "--canary-env", CANARY,
                         "--json", os.path.join(LOGS, name + ".json"), *chosen],
         attacks_counts, r"(ESCAPED|LEAKED|ERROR|error:|not judged) ?")
+
+
+def attacks_through_commands(name, limit_s):
+    """The same programs as commands, which a caller starts from a shell's seat and not an interpreter's."""
+    suite = attacks(name, limit_s)
+    argv = suite.argv
+    suite.argv = lambda daemon: [*argv(daemon)[:2], os.path.join(ROOT, "tests/attack_commands.py"), *argv(daemon)[3:]]
+    return suite
 
 
 def attacks_below(posture, lacks, escapes, account=None, tenants=2):
@@ -282,6 +298,7 @@ def suites():
         conformance("aio-native", 1200, FIRST_STAGE + ("nonroot" if IS_ROOT else "root")),
         *([conformance("aio-account", 1200, FIRST_STAGE + "root", account=ORDINARY)] if IS_ROOT else []),
         attacks("attacks-v1", 1500),
+        attacks_through_commands("attacks-commands", 1500),
         attacks_below("root", ["--user-namespaces"], ESCAPES["root"]),
         attacks_below("userns", [], ESCAPES["userns"], account=ORDINARY),
         attacks_below("uid", ["--namespaces"], ESCAPES["uid"]),
@@ -290,6 +307,7 @@ def suites():
             "cases", 600, {},
             lambda daemon: [sys.executable, "-u", os.path.join(SHARED, "cases/run_cases.py"), "--only", CASES],
             cases_counts, r"(FAIL|SKIP) |        ", env=lambda daemon: {"BASE_URL": daemon.url, "STRICT": "1"}),
+        *commands_conformance(),
         conformance("aio-auth", 300, "auth and not later", {"AIO_API_KEY": "suite-key-0123456789"}, "suite-key-0123456789"),
     ]
     if not IS_ROOT:
