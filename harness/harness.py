@@ -273,6 +273,7 @@ class Session:
         self.loop = None
         self.calmed = None, None, _getlimit()
         self.pid = _getpid()
+        self.kernel = None  # the shell that runs the cells of this session, if they are a kernel's
 
     def install(self):
         """Makes this process look like an interactive session that has not begun."""
@@ -320,6 +321,27 @@ class Session:
         # A modification time of None keeps linecache.checkcache away.
         _linecache.cache[name] = (len(code), None, [line + "\n" for line in code.split("\n")], name)
         return self.run(code, name, self.main.__dict__)
+
+    def take_kernel(self):
+        """From now on this session's cells are a kernel's."""
+        self.kernel = build_kernel()
+        self.kernel.take_over(self)
+
+    def kernel_cell(self, code, nonce):
+        """The same as `cell` for a kernel, which publishes its outputs itself."""
+        self.repair()
+        try:
+            rouse(*self.calmed)
+            error = self.kernel.cell(code, nonce, self.recorder, send)
+            self.calmed = calm()
+        except BaseException as exc:
+            self.calmed = calm()
+            if _getpid() != self.pid:
+                self.leave_fork(exc)
+            error = describe(exc)
+        if _getpid() != self.pid:
+            self.leave_fork(None)
+        return error
 
     def run(self, code, name, names):
         result, error = "null", "null"
@@ -392,6 +414,8 @@ class Session:
         flags, shown, self.recorder.muted = self.flags, self.shown, True
         try:
             self.run(code, "<warm>", {"__name__": "__main__", "__builtins__": builtins})
+            if self.kernel is not None:
+                self.kernel.warm()
             self.flush()
         finally:
             self.flags, self.shown, self.recorder.muted = flags, shown, False
@@ -516,17 +540,25 @@ def answer(session, request):
     if type(setup) is dict and type(setup.get("cwd")) is str:
         refused = enter(setup["cwd"])
     if not refused:
+        if request.get("kernel") is True and session.kernel is None:
+            session.take_kernel()
         if type(warm) is str:
             session.warm(warm)
-        if type(code) is str:
+        if type(code) is str and session.kernel is not None:
+            error = session.kernel_cell(code, quoted_nonce(request))
+        elif type(code) is str:
             result, error = session.cell(code)
     session.flush()
     order = session.recorder.take()
     return done(request, result, error, ("" if order is None else ',"order":' + order) + refused)
 
 
+def quoted_nonce(request):
+    return _quote(clean(_str(request.get("nonce")), 200))
+
+
 def done(request, result, error, more):
-    nonce = _quote(clean(_str(request.get("nonce")), 200))
+    nonce = quoted_nonce(request)
     # The newline before it ends what a cell may have written there, so that ours is not read as its tail.
     frame = '\n{"nonce":%s,"event":"done","result":%s,"error":%s%s}\n' % (nonce, result, error, more)
     return frame.encode("utf-8", "replace")
@@ -576,7 +608,21 @@ def user_site():
         return "/nonexistent"
 
 
-_session = _user_site = None
+_session = _user_site = _kernel = None
+
+
+def build_kernel():
+    """The kernel's shell; a zygote has built it beforehand."""
+    global _kernel
+    if _kernel is None:
+        import importlib.util
+
+        path = os.path.join(os.path.dirname(os.path.abspath(HERE)), "kernel.py")
+        spec = importlib.util.spec_from_file_location("caisson_kernel", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        _kernel = module.Kernel()
+    return _kernel
 
 
 def prepare():
@@ -613,7 +659,7 @@ def turn(session, requests):
     return True
 
 
-def rehearse(codes):
+def rehearse(codes, kernel=False):
     """Serves throw-away cells over pipes of its own, down the very road that a guest's cells take, and forgets them.
 
     For a zygote: whatever an interpreter does for the first time (attribute caches, code counted until it is
@@ -630,7 +676,8 @@ def rehearse(codes):
         session.install()
         requests = Requests()
         for code in codes:
-            write_all(asked, ('{"nonce":"","timeout_ms":1000,"code":%s}\n' % _quote(code)).encode())
+            ask = '{"nonce":"","timeout_ms":1000,%s"code":%s}\n' % ('"kernel":true,' if kernel else "", _quote(code))
+            write_all(asked, ask.encode())
             turn(session, requests)
             for fd in (answers, heard):
                 empty(fd)
@@ -662,6 +709,8 @@ def insist(session, step, *args):
 
 
 def complain(session, exc):
+    if isinstance(exc, KeyboardInterrupt):
+        return  # an interrupt that came when its cell was over
     try:
         session.stderr.write("\n".join(traceback_chunks(exc, type(exc).__name__, safe_str(exc))) + "\n")
     except BaseException:

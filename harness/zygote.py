@@ -77,9 +77,9 @@ def use_matplotlib():
 
 @contextlib.contextmanager
 def pretended_writable(folder):
-    """matplotlib takes a cache directory only if it can write there, else makes one: here it can do neither.
+    """matplotlib and IPython take a directory only if they can write there, else make one: here they can do neither.
 
-    The font list was built beforehand; nothing is written.
+    What they want to find there was built beforehand; nothing is written.
     """
     real = os.access
 
@@ -94,11 +94,9 @@ def pretended_writable(folder):
 
 
 def use_ipython():
-    # No shell instance: it would start the history's thread and its database.
-    from IPython.core.interactiveshell import InteractiveShell  # noqa: F401
-    from traitlets.config import Config
-
-    Config().HistoryManager.enabled = False
+    # The shell itself is built later, beside the harness.
+    import ipykernel.zmqshell  # noqa: F401
+    import matplotlib_inline.config  # noqa: F401
 
 
 PRELOAD = {
@@ -160,8 +158,39 @@ REHEARSAL_DATA = [
     "import pandas as pd, numpy as np\ndf = pd.DataFrame({'a': range(10), 'b': range(10)})\nprint(df.describe().to_string())",
     "import pandas, matplotlib.pyplot\nprint(1)",
 ]
+REHEARSAL_KERNEL = [
+    "1/0",
+    "f(",
+    "raise SystemExit",
+    "1 + 1",
+    "await __import__('asyncio').sleep(0)",
+    "%matplotlib inline\nimport matplotlib.pyplot as plt, pandas as pd\nplt.plot([1])\npd.DataFrame({'a': [1]})",
+    "display(pd.DataFrame({'a': range(3), 'b': 1.5}).describe())",
+    "%%time\n1",
+]
 # Code is specialised at its eighth call.
 REHEARSALS_OF_PRINT = 12
+
+
+def build_kernel(harness, ipython_dir):
+    """Builds the kernel's shell, uses it, and takes away every trace that a native session could see. Returns a
+    warning when there can be none."""
+    import tempfile
+
+    tempfile.tempdir = "/tmp"  # nothing is written, and nowhere could be
+    if ipython_dir is not None:
+        os.environ["IPYTHONDIR"] = ipython_dir
+    try:
+        with pretended_writable(ipython_dir):
+            kernel = harness.build_kernel()
+        harness.rehearse(REHEARSAL_KERNEL + ["print(1)"] * REHEARSALS_OF_PRINT, kernel=True)
+        kernel.put_aside()
+        return []
+    except Exception as error:
+        return ["there is no kernel: %s: %s" % (type(error).__name__, error)]
+    finally:
+        tempfile.tempdir = None
+        os.environ.pop("IPYTHONDIR", None)
 
 
 def rehearse(harness, profile):
@@ -459,13 +488,16 @@ def main():
     library = load_library()
     before, after = ctypes.pythonapi.PyOS_BeforeFork, ctypes.pythonapi.PyOS_AfterFork_Child
     before.restype = after.restype = None
-    report = {"profile": profile, "loaded": loaded, "warnings": warnings}
-    report["version"] = "%d.%d.%d" % sys.version_info[:3]
-    report = json.dumps(report).encode()
     forget_surroundings()
+    ipython_dir = os.environ.get("IPYTHONDIR")
     set_environment()
     names = account_names()
     harness = load_harness()
+    if "IPython" in loaded:
+        warnings += build_kernel(harness, ipython_dir)
+    report = {"profile": profile, "loaded": loaded, "warnings": warnings}
+    report["version"] = "%d.%d.%d" % sys.version_info[:3]
+    report = json.dumps(report).encode()
     become, getuid = renewed(become_guest), os.getuid
     rehearse(harness, profile)
     harness.prepare()

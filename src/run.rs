@@ -10,10 +10,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 
-use crate::config::Config;
+use crate::config::{CodeBackend, Config};
 use crate::engine::config::EngineConfig;
 use crate::engine::run::{DEFAULT_TENANT, Engine};
-use crate::engine::{CellRequest, Execution, Language, Output, SessionChoice, Status, TenantId};
+use crate::engine::{CellRequest, Execution, Language, Output, Runner, SessionChoice, Status, TenantId};
 use crate::launcher::client::Client;
 use crate::launcher::posture::{Hello, Posture};
 use crate::launcher::settings::Settings;
@@ -86,6 +86,7 @@ pub fn one(
         let engine = EngineConfig {
             slots_max: 0,
             prefill_default: false,
+            code_backend: CodeBackend::Native,
             output_chars_max: limits.output_chars_max,
             grace: Duration::ZERO,
             memory_mib_max: limits.memory_bytes / (1024 * 1024),
@@ -95,6 +96,8 @@ pub fn one(
         };
         let engine = Engine::new(engine, client, Store::in_memory()?);
         let request = CellRequest {
+            runner: Runner::Chosen,
+            watcher: None,
             tenant: TenantId(DEFAULT_TENANT.to_owned()),
             language,
             code,

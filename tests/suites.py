@@ -34,7 +34,7 @@ IS_ROOT = os.geteuid() == 0
 START_S, STOP_S, PIP_S = 90, 20, 600
 CASES = "S01,S02,S03,S04,S05,S06,S07,S08,S09,S10,S11,S13,S20,S21,S23,S24,S26,S27"
 CANARY = "CAISSON_CANARY_API_KEY=k0123456789abcdef"
-NATIVE = {"AIO_CODE_BACKEND": "native"}
+NATIVE, KERNEL = {"AIO_CODE_BACKEND": "native"}, {"AIO_CODE_BACKEND": "auto"}
 FIRST_STAGE = "not later and not kernel and not jupyter and not pandas and not matplotlib and not auth and not "
 
 processes = set()  # everything started and not yet ended, so that no way out leaves one behind
@@ -245,6 +245,12 @@ def commands_conformance():
     return suites_of
 
 
+def cases(name, daemon_env):
+    return Suite(
+        name, 600, daemon_env, lambda daemon: [sys.executable, "-u", os.path.join(SHARED, "cases/run_cases.py"), "--only", CASES],
+        cases_counts, r"(FAIL|SKIP) |        ", env=lambda daemon: {"BASE_URL": daemon.url, "STRICT": "1"})
+
+
 def attacks(name, limit_s, only=None, skip="", extra=(), daemon_env=None):
     """The corpus on the AIO plane, from one tenant against another. `skip` is a regular expression."""
     # sys_memfd_exec is policy and not an escape: compilers make it moot.
@@ -299,15 +305,15 @@ def suites():
         *([conformance("aio-account", 1200, FIRST_STAGE + "root", account=ORDINARY)] if IS_ROOT else []),
         attacks("attacks-v1", 1500),
         attacks_through_commands("attacks-commands", 1500),
+        attacks("attacks-kernel", 1500, daemon_env=KERNEL),
         attacks_below("root", ["--user-namespaces"], ESCAPES["root"]),
         attacks_below("userns", [], ESCAPES["userns"], account=ORDINARY),
         attacks_below("uid", ["--namespaces"], ESCAPES["uid"]),
         attacks_below("process", ["--namespaces"], ESCAPES["process"], account=ORDINARY, tenants=1),
-        Suite(
-            "cases", 600, {},
-            lambda daemon: [sys.executable, "-u", os.path.join(SHARED, "cases/run_cases.py"), "--only", CASES],
-            cases_counts, r"(FAIL|SKIP) |        ", env=lambda daemon: {"BASE_URL": daemon.url, "STRICT": "1"}),
         *commands_conformance(),
+        cases("cases", NATIVE),
+        cases("cases-kernel", KERNEL),
+        conformance("aio-kernel", 900, "(not later or jupyter or node) and not native and not auth and not " + ("nonroot" if IS_ROOT else "root"), KERNEL),
         conformance("aio-auth", 300, "auth and not later", {"AIO_API_KEY": "suite-key-0123456789"}, "suite-key-0123456789"),
     ]
     if not IS_ROOT:

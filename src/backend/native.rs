@@ -53,7 +53,7 @@ impl Native {
         {
             return Err(Refusal::NotADirectory { cwd: cwd.to_owned() });
         }
-        let fits_a_slot = plan.origin == Origin::Warm && plan.account == Account(0);
+        let fits_a_slot = plan.origin == Origin::Warm && plan.account == Account(0) && plan.interpreter == 0;
         let slot = if fits_a_slot { self.slots.take((plan.space, plan.profile)) } else { None };
         let interpreter = match slot {
             Some(interpreter) => interpreter,
@@ -118,11 +118,13 @@ pub(crate) mod fake {
             binary: format!("/usr/bin/{binary}"),
             version: "1.0".to_owned(),
             host_binary: format!("/usr/bin/{binary}"),
+            ipykernel: None,
         };
         Hello {
             posture: PostureReport { posture: Posture::Full, layers: Vec::new(), root: true, uid: 0 },
             python: Some(runtime("python3")),
             node: Some(runtime("node")),
+            kernels: Vec::new(),
             accounts: vec!["sandbox".to_owned(), "nobody".to_owned()],
             warm: vec![Profile::Python, Profile::PythonData],
             warnings: Vec::new(),
@@ -174,7 +176,8 @@ pub(crate) mod fake {
                     return Err(LaunchError::Step { step: Step::Clone, source });
                 }
                 self.plans.lock().expect("no test panics here").push(plan);
-                Ok(Fake::with_id(self.launched.fetch_add(1, Ordering::SeqCst) + 1))
+                let id = self.launched.fetch_add(1, Ordering::SeqCst) + 1;
+                Ok(if plan.profile == Profile::Kernel { Fake::kernel(id) } else { Fake::with_id(id) })
             })
         }
 

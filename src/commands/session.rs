@@ -107,7 +107,8 @@ impl Session {
             books.hint = Some(format!("session was reset: {why}"));
         }
         let Birth { space, account, .. } = self.birth;
-        let plan = LaunchPlan { space, profile: Profile::Commands, origin: Origin::Strict, account };
+        let plan =
+            LaunchPlan { space, profile: Profile::Commands, origin: Origin::Strict, account, interpreter: 0 };
         let agent = Arc::new(Agent::open(launcher, plan, memory_mib_max).await?);
         if self.lock().closed {
             return Err(Refused::NoSuchSession(self.birth.id.to_string()));

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::launcher::posture::Posture;
 
+mod endpoint;
 mod keys;
 mod layers;
 mod raw;
@@ -18,6 +19,7 @@ mod resolve;
 mod tests;
 mod value;
 
+pub use endpoint::EndpointConfig;
 pub use keys::{ApiKey, DEFAULT_TENANT, KeyDigest};
 pub use layers::{Effective, FileText, Flags, Layers, Source, effective, template};
 
@@ -61,9 +63,10 @@ impl Surroundings {
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CodeBackend {
-    /// The best this build has: native.
+    /// An endpoint that answers, else a kernel, else native.
     Auto,
     Native,
+    Kernel,
 }
 
 /// Which of the AIO routes exist.
@@ -83,7 +86,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Limits of the kernel backend, read now and in effect with it.
+/// Limits of the kernel backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelSettings {
     pub sessions_max: usize,
@@ -119,7 +122,8 @@ pub struct Limits {
     pub cells_running_max: usize,
 }
 
-/// The resolved settings. Holds digests of keys, never a key.
+/// The resolved settings. Holds digests of keys, never a key. The token of a Jupyter server is in it, because we
+/// are the ones to show it there; nothing that is printed has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     pub listen: Vec<SocketAddr>,
@@ -147,6 +151,8 @@ pub struct Config {
     pub code_prewarm: usize,
     pub kernel: KernelSettings,
     pub commands: CommandSettings,
+    /// The external Jupyter server that runs Python while it answers.
+    pub jupyter_endpoint: Option<EndpointConfig>,
     pub slots_max: usize,
     pub api_surface: ApiSurface,
     pub log_level: String,

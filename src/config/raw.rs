@@ -106,8 +106,8 @@ pub(crate) struct Raw {
     #[config(env = "NODE_CODE_EXEC_VERSION")]
     pub(crate) node_code_exec_version: Option<String>,
 
-    /// What runs Python on the code routes: auto, native or kernel. auto means native in this build,
-    /// which has no kernel backend; kernel is refused at start.
+    /// What runs Python on the code routes: auto, native or kernel. auto is an endpoint that answers, else a
+    /// kernel if ipykernel can be imported, else native.
     #[config(env = "AIO_CODE_BACKEND", default = "auto")]
     pub(crate) code_backend: String,
 
@@ -123,16 +123,15 @@ pub(crate) struct Raw {
     #[config(env = "AIO_CODE_PREWARM", default = 0)]
     pub(crate) code_prewarm: u64,
 
-    /// Kernel sessions a tenant may have at once. Takes effect with the kernel backend.
+    /// Kernel sessions a tenant may have at once.
     #[config(env = "AIO_KERNEL_MAX_SESSIONS", default = 5)]
     pub(crate) kernel_sessions_max: u64,
 
-    /// Seconds without a run after which a kernel session is closed. Takes effect with the kernel
-    /// backend.
+    /// Seconds without a run after which a kernel session is closed.
     #[config(env = "AIO_KERNEL_SESSION_TIMEOUT_SECS", default = 300)]
     pub(crate) kernel_session_idle_secs: u64,
 
-    /// Kernels started ahead. Takes effect with the kernel backend.
+    /// Kernels started ahead and reported as `prewarmed`. Slots are separate: see slots_max.
     #[config(env = "AIO_KERNEL_PREWARM", default = 0)]
     pub(crate) kernel_prewarm: u64,
 
@@ -147,6 +146,15 @@ pub(crate) struct Raw {
     /// Seconds without a command after which such a session is closed.
     #[config(env = "AIO_BASH_SESSION_TIMEOUT_SECS", default = 3600)]
     pub(crate) bash_session_idle_secs: u64,
+
+    /// A Jupyter server that runs Python when it answers, such as http://127.0.0.1:8888; its token may
+    /// stand in the query. None of our confinement holds there, and it serves one tenant only.
+    #[config(env = "AIO_JUPYTER_ENDPOINT")]
+    pub(crate) jupyter_endpoint: Option<String>,
+
+    /// Token of that server, where the URL holds none.
+    #[config(env = "AIO_JUPYTER_TOKEN")]
+    pub(crate) jupyter_token: Option<String>,
 
     /// Sandboxes kept ready ahead of demand; 0 switches them off.
     #[config(env = "CAISSON_SLOTS_MAX", default = 24)]

@@ -7,11 +7,11 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::keys::{self, WrittenKeys};
+use super::keys::{self, ApiKey, WrittenKeys};
 use super::raw::{Raw, RawLimits};
 use super::{
-    ApiSurface, CodeBackend, CommandSettings, Config, ConfigError, KernelSettings, Layers, Limits, LogFormat,
-    Surroundings,
+    ApiSurface, CodeBackend, CommandSettings, Config, ConfigError, EndpointConfig, KernelSettings, Layers,
+    Limits, LogFormat, Surroundings,
 };
 use crate::launcher::posture::Posture;
 
@@ -26,7 +26,7 @@ pub(super) fn resolve(layers: &Layers, env: Env<'_>, around: &Surroundings) -> R
     let raw = layers.merged()?;
     let mut notes = Vec::new();
     let api_keys = keys::digests(&written_keys(&raw), &mut notes)?;
-    note_kernel_settings(layers, &mut notes);
+    let jupyter_endpoint = jupyter_endpoint(&raw, &api_keys, &mut notes)?;
     Ok(Config {
         listen: listen(&raw, layers)?,
         allow_open: raw.allow_open,
@@ -42,7 +42,7 @@ pub(super) fn resolve(layers: &Layers, env: Env<'_>, around: &Surroundings) -> R
         default_user: raw.default_user,
         python_version: version("PYTHON_VERSION", raw.python_version.or(raw.python_code_exec_version))?,
         node_version: version("NODE_VERSION", raw.node_version.or(raw.node_code_exec_version))?,
-        code_backend: code_backend(&raw.code_backend, &mut notes)?,
+        code_backend: word("AIO_CODE_BACKEND", &raw.code_backend, &BACKENDS)?,
         code_sessions_max: count("code_sessions_max", raw.code_sessions_max, 1..=100_000)?,
         code_session_idle: seconds("code_session_idle_secs", raw.code_session_idle_secs, 1..=31_536_000)?,
         code_prewarm: count("code_prewarm", raw.code_prewarm, 0..=1_000)?,
@@ -56,6 +56,7 @@ pub(super) fn resolve(layers: &Layers, env: Env<'_>, around: &Surroundings) -> R
             session_idle: seconds("bash_session_idle_secs", raw.bash_session_idle_secs, 1..=31_536_000)?,
             bash: bash_bin(raw.bash_bin)?,
         },
+        jupyter_endpoint,
         slots_max: count("slots_max", raw.slots_max, 0..=10_000)?,
         api_surface: word(
             "AIO_API_SURFACE",
@@ -84,11 +85,32 @@ fn written_keys(raw: &Raw) -> WrittenKeys<'_> {
     }
 }
 
-fn note_kernel_settings(layers: &Layers, notes: &mut Vec<String>) {
-    let written = ["kernel_sessions_max", "kernel_session_idle_secs", "kernel_prewarm"]
-        .into_iter()
-        .filter(|key| layers.is_written(key));
-    notes.extend(written.map(|key| format!("{key} takes effect with the kernel backend, not in this build")));
+/// One server runs all Python under one account, so tenants would meet there.
+fn jupyter_endpoint(
+    raw: &Raw,
+    keys: &[ApiKey],
+    notes: &mut Vec<String>,
+) -> Result<Option<EndpointConfig>, ConfigError> {
+    let Some(url) = raw.jupyter_endpoint.as_deref().filter(|url| !url.is_empty()) else {
+        if raw.jupyter_token.is_some() {
+            notes.push("AIO_JUPYTER_TOKEN does nothing without AIO_JUPYTER_ENDPOINT".to_owned());
+        }
+        return Ok(None);
+    };
+    let endpoint = EndpointConfig::parse(url, raw.jupyter_token.as_deref())?;
+    if keys.iter().any(|key| key.tenant != keys[0].tenant) {
+        return Err(ConfigError::new(
+            "AIO_JUPYTER_ENDPOINT: with more than one tenant it would be shared between them",
+            "configure one tenant, or unset AIO_JUPYTER_ENDPOINT",
+        ));
+    }
+    if endpoint.leaves_machine() {
+        notes.push(format!(
+            "AIO_JUPYTER_ENDPOINT is {}: its token and all code leave this machine unencrypted",
+            endpoint.shown()
+        ));
+    }
+    Ok(Some(endpoint))
 }
 
 /// The list as written, its first address changed by AIO_HOST and AIO_PORT unless a flag or
@@ -210,23 +232,9 @@ fn version(setting: &str, written: Option<String>) -> Result<Option<String>, Con
     }
 }
 
-fn code_backend(written: &str, notes: &mut Vec<String>) -> Result<CodeBackend, ConfigError> {
-    match written {
-        "native" => Ok(CodeBackend::Native),
-        "auto" => {
-            notes.push("code_backend = auto means native: this build has no kernel backend".to_owned());
-            Ok(CodeBackend::Auto)
-        }
-        "kernel" => Err(ConfigError::new(
-            "AIO_CODE_BACKEND: the kernel backend is not in this build",
-            "use auto or native",
-        )),
-        other => Err(ConfigError::new(
-            format!("AIO_CODE_BACKEND: `{other}` is not a backend"),
-            "use auto or native",
-        )),
-    }
-}
+/// Words of `code_backend`.
+const BACKENDS: [(&str, CodeBackend); 3] =
+    [("auto", CodeBackend::Auto), ("native", CodeBackend::Native), ("kernel", CodeBackend::Kernel)];
 
 fn bash_bin(written: Option<String>) -> Result<Option<String>, ConfigError> {
     match written {

@@ -43,7 +43,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(config.limits.shm_bytes, 256 << 20);
     assert_eq!(config.limits.timeout_max, Duration::from_secs(900));
     assert!(config.api_keys.is_empty());
-    assert!(config.notes.iter().any(|note| note.contains("auto means native")));
+    assert_eq!(config.code_backend, CodeBackend::Auto);
 }
 
 #[test]
@@ -163,12 +163,15 @@ fn values_that_do_not_fit_name_the_setting() {
 }
 
 #[test]
-fn the_kernel_backend_is_not_in_this_build() {
-    let text = problem(&[("AIO_CODE_BACKEND", "kernel")], "");
-    assert!(text.contains("the kernel backend is not in this build"), "{text}");
-    let config = load(&[("AIO_KERNEL_MAX_SESSIONS", "7")], "").unwrap();
-    assert_eq!(config.kernel.sessions_max, 7);
-    assert!(config.notes.iter().any(|note| note.starts_with("kernel_sessions_max takes effect")));
+fn the_backend_is_one_of_three_words() {
+    let text = problem(&[("AIO_CODE_BACKEND", "jupyter")], "");
+    assert!(
+        text.contains("AIO_CODE_BACKEND: `jupyter` is not known\nhint: use auto or native or kernel"),
+        "{text}"
+    );
+    let config = load(&[("AIO_KERNEL_MAX_SESSIONS", "7"), ("AIO_CODE_BACKEND", "kernel")], "").unwrap();
+    assert_eq!((config.kernel.sessions_max, config.code_backend), (7, CodeBackend::Kernel));
+    assert!(config.notes.is_empty(), "{:?}", config.notes);
 }
 
 #[test]
@@ -218,4 +221,48 @@ fn the_daemon_gets_digests_over_json_and_no_key() {
     let json = serde_json::to_string(&config).unwrap();
     assert!(!json.contains("very-secret"));
     assert_eq!(serde_json::from_str::<Config>(&json).unwrap(), config);
+}
+
+#[test]
+fn the_token_of_a_jupyter_server_is_never_printed() {
+    let variables = [
+        ("AIO_JUPYTER_ENDPOINT", "http://127.0.0.1:8888/lab/?token=very-secret-token"),
+        ("AIO_JUPYTER_TOKEN", "very-secret-token"),
+    ];
+    let (config, layers) = load_with(&Flags::default(), &variables, None, &ordinary()).unwrap();
+    let rows = effective(&layers, &config);
+    assert!(
+        !format!("{rows:?} {config:?} {:?}", config.notes).contains("very-secret"),
+        "{rows:?} {config:?}"
+    );
+    let value = |key: &str| rows.iter().find(|row| row.key == key).map(|row| row.value.as_str()).unwrap();
+    assert_eq!(value("jupyter_endpoint"), "\"http://127.0.0.1:8888/lab\"");
+    assert_eq!(value("jupyter_token"), "(set)");
+    let endpoint = config.jupyter_endpoint.clone().unwrap();
+    assert_eq!(endpoint.authorization().as_deref(), Some("token very-secret-token"));
+    let json = serde_json::to_string(&config).unwrap();
+    assert_eq!(serde_json::from_str::<Config>(&json).unwrap(), config);
+}
+
+#[test]
+fn a_jupyter_server_serves_one_tenant() {
+    let endpoint = ("AIO_JUPYTER_ENDPOINT", "http://127.0.0.1:8888");
+    assert!(load(&[endpoint, ("AIO_API_KEY", "very-secret-key-1")], "").is_ok());
+    let tenants = ("CODE_INTERPRETER_API_KEYS", "a=very-secret-key-1,b=very-secret-key-2");
+    assert!(problem(&[endpoint, tenants], "").contains("more than one tenant"));
+    let both = [
+        endpoint,
+        ("AIO_API_KEY", "very-secret-key-1"),
+        ("CODE_INTERPRETER_API_KEYS", "a=very-secret-key-2"),
+    ];
+    assert!(problem(&both, "").contains("more than one tenant"));
+}
+
+#[test]
+fn a_jupyter_server_elsewhere_is_warned_of() {
+    let notes = |variables: &[(&str, &str)]| load(variables, "").unwrap().notes.join(" ");
+    assert!(notes(&[("AIO_JUPYTER_ENDPOINT", "http://jupyter:8888")]).contains("unencrypted"));
+    assert!(!notes(&[("AIO_JUPYTER_ENDPOINT", "http://localhost:8888")]).contains("unencrypted"));
+    assert!(notes(&[("AIO_JUPYTER_TOKEN", "t")]).contains("does nothing"));
+    assert!(problem(&[("AIO_JUPYTER_ENDPOINT", "https://jupyter")], "").contains("https is not supported"));
 }

@@ -171,6 +171,8 @@ fn engine_config(start: &DaemonStart) -> EngineConfig {
     EngineConfig {
         sessions_max: config.code_sessions_max,
         session_idle_max: config.code_session_idle,
+        kernel_sessions_max: config.kernel.sessions_max,
+        kernel_idle_max: config.kernel.session_idle,
         cells_running_max: limits.cells_running_max,
         cells_running_per_tenant_max: limits.cells_running_max,
         output_chars_max: limits.output_chars_max,
@@ -180,6 +182,8 @@ fn engine_config(start: &DaemonStart) -> EngineConfig {
         memory_mib_max: limits.memory_bytes / (1024 * 1024),
         slots_max: config.slots_max,
         code_prewarm: config.code_prewarm,
+        kernel_prewarm: config.kernel.prewarm,
+        code_backend: config.code_backend,
         prefill_default: config.api_keys.is_empty(),
         default_user: config.default_user.clone(),
         daemon_account: start.account.clone(),

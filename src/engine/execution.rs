@@ -33,6 +33,24 @@ pub enum Output {
     Error(ErrorOutput),
 }
 
+/// Something that a running cell has produced, for a caller who watches it. In order of arrival, which may differ
+/// from the order of the outputs at the end where two streams are written to at once.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Piece {
+    Output {
+        output: Output,
+        /// Names it for a later update.
+        display_id: Option<String>,
+    },
+    /// New content for what is shown under `display_id`.
+    Update { display_id: String, data: Bundle, metadata: Bundle },
+    /// All outputs so far are to be taken away; with `wait` only when the next one comes.
+    Clear { wait: bool },
+}
+
+/// Takes the pieces of a running cell. What a cell may put out bounds it.
+pub type Watcher = tokio::sync::mpsc::UnboundedSender<Piece>;
+
 /// What an `error` output carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorOutput {
@@ -64,6 +82,8 @@ pub struct Execution {
     pub exit_code: i32,
     pub execution_count: u64,
     pub session_id: Option<String>,
+    /// The kernel that ran it, if one did.
+    pub kernel: Option<String>,
     /// Guidance beside the answer, such as a session that lost its memory to a restart.
     pub hint: Option<String>,
 }
@@ -81,6 +101,7 @@ impl Execution {
             exit_code: 1,
             execution_count: 0,
             session_id: None,
+            kernel: None,
             hint: None,
         }
     }

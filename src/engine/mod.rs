@@ -18,8 +18,8 @@ pub mod run;
 mod tests;
 
 pub use config::EngineConfig;
-pub use execution::{Bundle, ErrorOutput, Execution, Output, Status, Stream};
-pub use info::{CodeInfo, EngineStats, RuntimeInfo};
+pub use execution::{Bundle, ErrorOutput, Execution, Output, Piece, Status, Stream, Watcher};
+pub use info::{Backends, CodeInfo, EngineStats, KernelInfo, RuntimeInfo};
 pub use refusal::Refusal;
 pub use run::{CreateRefused, DEFAULT_TENANT, Engine};
 
@@ -50,6 +50,66 @@ impl Language {
     }
 }
 
+/// What keeps a session, and so what tells two sessions of one id apart.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tier {
+    /// Our own harness.
+    Native(Language),
+    /// The kernel of this name. Kernels run Python.
+    Kernel(String),
+}
+
+impl Tier {
+    pub fn language(&self) -> Language {
+        match self {
+            Tier::Native(language) => *language,
+            Tier::Kernel(_) => Language::Python,
+        }
+    }
+
+    /// The word before the id in the listing's key of a second session of that id.
+    pub fn name(&self) -> &str {
+        match self {
+            Tier::Native(language) => language.name(),
+            Tier::Kernel(name) => name,
+        }
+    }
+
+    pub fn is_kernel(&self) -> bool {
+        matches!(self, Tier::Kernel(_))
+    }
+}
+
+/// Which sessions a family of routes speaks of.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Tiers {
+    All,
+    Kernels,
+    /// Kernels, and Python of our own harness.
+    Python,
+    JavaScript,
+}
+
+impl Tiers {
+    pub fn hold(self, tier: &Tier) -> bool {
+        match self {
+            Tiers::All => true,
+            Tiers::Kernels => tier.is_kernel(),
+            Tiers::Python => tier.language() == Language::Python,
+            Tiers::JavaScript => tier.language() == Language::JavaScript,
+        }
+    }
+}
+
+/// Who chooses what runs a cell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Runner {
+    /// The deployment's choice for the language.
+    Chosen,
+    /// A kernel: the one of this name, or the default one.
+    Kernel(Option<String>),
+}
+
 /// Who is bounded and billed. `default` when nothing is configured.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct TenantId(pub String);
@@ -70,6 +130,7 @@ pub enum SessionChoice {
 pub struct CellRequest {
     pub tenant: TenantId,
     pub language: Language,
+    pub runner: Runner,
     pub code: String,
     pub session: SessionChoice,
     pub timeout: Duration,
@@ -79,4 +140,6 @@ pub struct CellRequest {
     pub user: Option<String>,
     /// A fresh exec instead of a fork.
     pub strict: bool,
+    /// Hears of what the cell produces while it runs.
+    pub watcher: Option<Watcher>,
 }

@@ -14,6 +14,11 @@ pub enum Refusal {
     TooManyWaiting { max: usize },
     #[error("No interpreter for {language}: {looked_for} was not found")]
     NoInterpreter { language: &'static str, looked_for: String },
+    /// Kernels were asked for and this deployment has none.
+    #[error("No kernel: {why}")]
+    NoKernel { why: String },
+    #[error("unknown kernel '{name}'; available: {}", available.join(", "))]
+    UnknownKernel { name: String, available: Vec<String> },
     #[error("cwd is not a directory: {cwd}")]
     NotADirectory { cwd: String },
     #[error("{0}")]

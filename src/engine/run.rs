@@ -17,13 +17,14 @@ use crate::engine::detached::Detached;
 use crate::engine::identity::{self, CannotRunAs};
 use crate::engine::info::{CodeInfo, EngineStats, RuntimeInfo};
 use crate::engine::{
-    CellRequest, ErrorOutput, Execution, Language, Output, Refusal, SessionChoice, TenantId,
+    Backends, CellRequest, ErrorOutput, Execution, KernelInfo, Language, Output, Refusal, Runner,
+    SessionChoice, TenantId, Tier, Tiers,
 };
 use crate::harness::interpreter::{Cell, Interpreter, Provenance};
 use crate::harness::outcome::{CellOutcome, Ending, Stopped};
 use crate::launcher::client::Client;
 use crate::launcher::plan::{Account, End, LaunchPlan, Origin, Profile, SpaceId};
-use crate::launcher::posture::Hello;
+use crate::launcher::posture::{Hello, RuntimeReport};
 use crate::session::id::SessionId;
 use crate::session::registry::{Deleted, Registry};
 use crate::session::state::{Begun, CloseReason};
@@ -67,8 +68,23 @@ pub struct Engine {
 /// A request with everything settled that can be before there is an interpreter.
 struct Settled {
     hello: Arc<Hello>,
+    tier: Tier,
+    interpreter: u8,
     account: Account,
     space: SpaceId,
+}
+
+/// A session to make before its first cell.
+#[derive(Clone, Debug)]
+pub struct NewSession {
+    pub language: Language,
+    pub runner: Runner,
+    /// `None` asks for a generated id.
+    pub id: Option<String>,
+    pub cwd: Option<String>,
+    pub user: Option<String>,
+    /// Idle time after which it is closed, where that is less than its tier's.
+    pub idle_max: Option<Duration>,
 }
 
 impl Engine {
@@ -79,7 +95,7 @@ impl Engine {
 
     /// The same over anything that launches.
     pub fn with_launcher(config: EngineConfig, launcher: Arc<dyn Launch>, store: Store) -> Arc<Engine> {
-        let slots = Slots::new(config.slots_max, config.code_prewarm);
+        let slots = Slots::new(config.slots_max, config.code_prewarm + config.kernel_prewarm);
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let refill =
             Slots::refill(Arc::downgrade(&slots), Arc::clone(&launcher), processors / PROCESSORS_PER_LAUNCH);
@@ -108,7 +124,8 @@ impl Engine {
             SessionChoice::Named(id) => Some(SessionId::parse(id)?),
             SessionChoice::Generated => Some(SessionId::generate()),
         };
-        match self.settle(&request.tenant, request.language, request.user.as_deref()).await? {
+        let CellRequest { language, runner, user, .. } = &request;
+        match self.settle(&request.tenant, *language, runner, user.as_deref()).await? {
             Err(cannot) => Ok(self.cannot_run(&request, id.as_ref(), 1, cannot.to_string())),
             Ok(settled) => match id {
                 None => self.run_one_off(&request, &settled).await,
@@ -117,34 +134,34 @@ impl Engine {
         }
     }
 
-    /// The tenant's sessions by the keys of the listing.
-    pub fn sessions_list(&self, tenant: &TenantId) -> Vec<(String, SessionEntry)> {
-        self.sessions.list(tenant)
+    /// The tenant's sessions of some tiers by the keys of the listing.
+    pub fn sessions_list(&self, tenant: &TenantId, tiers: Tiers) -> Vec<(String, SessionEntry)> {
+        self.sessions.list(tenant, tiers)
     }
 
     /// One session, by id or by key of the listing.
-    pub fn session_get(&self, tenant: &TenantId, name: &str) -> Option<SessionEntry> {
-        self.sessions.get(tenant, name)
+    pub fn session_get(&self, tenant: &TenantId, tiers: Tiers, name: &str) -> Option<SessionEntry> {
+        self.sessions.get(tenant, tiers, name)
     }
 
-    /// Makes a session before its first cell; an existing one is returned as it is. With a `cwd` the
+    /// Makes a session before its first cell; an existing one is returned as it is, and `false` with it. With a `cwd` the
     /// interpreter starts now, so that a folder that is none is refused here.
     pub async fn session_create(
         self: &Arc<Self>,
         tenant: &TenantId,
-        language: Language,
-        id: Option<&str>,
-        cwd: Option<String>,
-        user: Option<&str>,
-    ) -> Result<SessionEntry, CreateRefused> {
+        new: NewSession,
+    ) -> Result<(SessionEntry, bool), CreateRefused> {
         self.admission.check_open()?;
-        let id = id.map_or_else(|| Ok(SessionId::generate()), SessionId::parse)?;
-        let settled = match self.settle(tenant, language, user).await? {
+        let NewSession { language, runner, id, cwd, user, idle_max } = new;
+        let id = id.map_or_else(|| Ok(SessionId::generate()), |id| SessionId::parse(&id))?;
+        let user = user.as_deref();
+        let settled = match self.settle(tenant, language, &runner, user).await? {
             Ok(settled) => settled,
             Err(cannot) => return Err(CreateRefused::User(cannot.to_string())),
         };
-        let key = SessionKey { tenant: tenant.clone(), language, id };
-        let birth = Birth { space: settled.space, account: settled.account, cwd, up_front: true };
+        let key = SessionKey { tenant: tenant.clone(), tier: settled.tier.clone(), id };
+        let Settled { space, account, interpreter, .. } = settled;
+        let birth = Birth { space, account, interpreter, cwd, idle_max, up_front: true };
         let mut made = false;
         let session = self.sessions.find_or_create(&key, || {
             made = true;
@@ -158,19 +175,19 @@ impl Engine {
             let started = Arc::clone(&session);
             Detached::new(async move { engine.start_up_front(&started, &settled).await }).await?;
         }
-        Ok(self.sessions.entry(&session))
+        Ok((self.sessions.entry(&session), made))
     }
 
     /// Ends the sessions called `name`, with whatever runs in them. False when there was none.
-    pub async fn session_delete(&self, tenant: &TenantId, name: &str) -> bool {
-        let deleted = self.sessions.delete(tenant, name);
+    pub async fn session_delete(&self, tenant: &TenantId, tiers: Tiers, name: &str) -> bool {
+        let deleted = self.sessions.delete(tenant, tiers, name);
         self.forget(&deleted).await;
         !deleted.closed.is_empty()
     }
 
-    /// Ends all of a tenant's sessions; returns how many.
-    pub async fn sessions_clear(&self, tenant: &TenantId) -> usize {
-        let deleted = self.sessions.clear(tenant);
+    /// Ends all of a tenant's sessions of some tiers; returns how many.
+    pub async fn sessions_clear(&self, tenant: &TenantId, tiers: Tiers) -> usize {
+        let deleted = self.sessions.clear(tenant, tiers);
         self.forget(&deleted).await;
         deleted.closed.len()
     }
@@ -182,15 +199,51 @@ impl Engine {
             let found = hello.as_deref().and_then(|hello| select::runtime(hello, language));
             RuntimeInfo { available: found.is_some(), version: found.map(|it| it.version.clone()) }
         };
-        let python = runtime(Language::Python);
+        let Backends { python: backend, kernels, .. } = self.backends();
+        let by_kernel = backend.is_some_and(|name| name != "native");
         CodeInfo {
-            backend: python.available.then_some(select::Backend::Native.name()),
-            python,
+            backend,
+            kernels,
+            python: runtime(Language::Python),
             node: runtime(Language::JavaScript),
-            sessions_max: self.config.sessions_max,
+            sessions_max: if by_kernel { self.config.kernel_sessions_max } else { self.config.sessions_max },
             timeout_default: self.config.timeout_default,
             timeout_max: self.config.timeout_max,
             prewarmed: self.prewarmed(tenant).await,
+        }
+    }
+
+    /// What runs what. Answers without a launcher too.
+    pub fn backends(&self) -> Backends {
+        let Some(hello) = self.native.last_hello() else { return Backends::default() };
+        let kernels = select::kernels(&hello);
+        Backends {
+            python: select::python_backend(&hello, self.config.code_backend),
+            jupyter: (!kernels.is_empty()).then_some("kernel"),
+            kernels,
+            endpoint: None,
+        }
+    }
+
+    /// Facts about kernels. Answers without a launcher too.
+    pub fn kernel_info(&self, tenant: &TenantId) -> KernelInfo {
+        let hello = self.native.last_hello();
+        let found = |(_, report): &(String, RuntimeReport)| {
+            let version = report.ipykernel.as_deref().unwrap_or("of unknown version");
+            format!("ipykernel {version} via {}", report.binary)
+        };
+        let found: Vec<_> = hello.iter().flat_map(|hello| hello.kernels.iter().map(found)).collect();
+        let detection = match hello.as_deref().and_then(|hello| hello.python.as_ref()) {
+            _ if !found.is_empty() => found.join(", "),
+            Some(python) => format!("ipykernel cannot be imported by {}", python.binary),
+            None => format!("{} was not found", self.config.python_name),
+        };
+        KernelInfo {
+            kernels: hello.as_deref().map(select::kernels).unwrap_or_default(),
+            detection,
+            sessions: self.sessions.count_of(tenant, Tiers::Kernels),
+            sessions_max: self.config.kernel_sessions_max,
+            idle_max: self.config.kernel_idle_max,
         }
     }
 
@@ -231,6 +284,7 @@ impl Engine {
         &self,
         tenant: &TenantId,
         language: Language,
+        runner: &Runner,
         user: Option<&str>,
     ) -> Result<Result<Settled, CannotRunAs>, Refusal> {
         let hello = self.native.hello().await?;
@@ -238,10 +292,12 @@ impl Engine {
             Language::Python => &self.config.python_name,
             Language::JavaScript => &self.config.node_name,
         };
-        let select::Backend::Native = select::backend(&hello, language, looked_for)?;
+        let tier = select::tier(&hello, self.config.code_backend, language, runner, looked_for)?;
         let (default_user, daemon) =
             (self.config.default_user.as_deref(), self.config.daemon_account.as_deref());
         let account = match identity::resolve(user, default_user, daemon, &hello) {
+            // A kernel always runs as the space's own account.
+            _ if tier.is_kernel() => Account(0),
             Ok(account) => account,
             Err(cannot) => return Ok(Err(cannot)),
         };
@@ -249,7 +305,9 @@ impl Engine {
             tracing::error!(%error, tenant = tenant.0, "no space for a tenant");
             Refusal::LaunchFailed
         })?;
-        Ok(Ok(Settled { hello, account, space }))
+        // A session's kernel may be one that this launcher has not any more.
+        let interpreter = select::interpreter(&hello, &tier).ok_or(Refusal::LaunchFailed)?;
+        Ok(Ok(Settled { hello, tier, interpreter, account, space }))
     }
 
     async fn run_one_off(&self, request: &CellRequest, settled: &Settled) -> Result<Execution, Refusal> {
@@ -257,17 +315,18 @@ impl Engine {
         self.native.cell_starts();
         let plan = LaunchPlan {
             space: settled.space,
-            profile: select::profile(&settled.hello, request.language, &request.code),
+            profile: select::profile(&settled.hello, &settled.tier, &request.code),
             origin: if request.strict { Origin::Strict } else { Origin::Warm },
             account: settled.account,
+            interpreter: settled.interpreter,
         };
         let watch = Stopwatch::start();
-        let cell = Cell { code: &request.code, timeout: request.timeout, execution_count: 1 };
+        let cell = cell(request, 1);
         let (limits, mut stop) = (self.config.cell_limits(), self.stop.subscribe());
         let cwd = request.cwd.as_deref();
         let (outcome, provenance) = oneshot::run(&self.native, plan, cwd, cell, &limits, &mut stop).await?;
         self.audit(request, None, &watch, &outcome, Some(provenance));
-        Ok(execution(request, outcome, 1, None, None))
+        Ok(execution(request, &settled.tier, outcome, 1, None, None))
     }
 
     async fn run_in_session(
@@ -276,15 +335,18 @@ impl Engine {
         id: SessionId,
         settled: &Settled,
     ) -> Result<Execution, Refusal> {
-        let key = SessionKey { tenant: request.tenant.clone(), language: request.language, id };
+        let key = SessionKey { tenant: request.tenant.clone(), tier: settled.tier.clone(), id };
         loop {
             let session = self.sessions.find_or_create(&key, || Birth {
                 space: settled.space,
                 account: settled.account,
+                interpreter: settled.interpreter,
                 cwd: request.cwd.clone(),
+                idle_max: None,
                 up_front: false,
             })?;
-            if let Some(user) = request.user.as_deref().filter(|_| session.birth.account != settled.account) {
+            let other = !settled.tier.is_kernel() && session.birth.account != settled.account;
+            if let Some(user) = request.user.as_deref().filter(|_| other) {
                 let cannot = fixed_in_session(user, &session, &settled.hello);
                 return Ok(self.cannot_run(
                     &request,
@@ -311,7 +373,7 @@ impl Engine {
             drop(unborn);
             let run = SessionRun {
                 engine: Arc::clone(self),
-                profile: select::profile(&settled.hello, request.language, &request.code),
+                profile: select::profile(&settled.hello, &settled.tier, &request.code),
                 session,
                 request,
                 _turn: turn,
@@ -334,7 +396,7 @@ impl Engine {
     async fn start_up_front(&self, session: &Arc<Session>, settled: &Settled) -> Result<(), Refusal> {
         let Ok(turn) = session.turn().await else { return Ok(()) };
         if session.birth.cwd.is_some() && matches!(session.begin(&turn), Begun::MustStart) {
-            let profile = select::profile(&settled.hello, session.key.language, "");
+            let profile = select::profile(&settled.hello, &session.key.tier, "");
             let obtained = self.obtain(session, profile, Origin::Warm).await?;
             session.finish(Some(obtained));
         }
@@ -351,8 +413,8 @@ impl Engine {
         profile: Profile,
         origin: Origin,
     ) -> Result<Interpreter, Refusal> {
-        let Birth { space, account, .. } = session.birth;
-        let plan = LaunchPlan { space, profile, origin, account };
+        let Birth { space, account, interpreter, .. } = session.birth;
+        let plan = LaunchPlan { space, profile, origin, account, interpreter };
         let obtained = self.native.obtain(plan, session.birth.cwd.as_deref()).await;
         if let Err(refusal) = &obtained {
             session.finish(None);
@@ -365,32 +427,40 @@ impl Engine {
     }
 
     async fn prewarmed(&self, tenant: &TenantId) -> usize {
-        if self.config.code_prewarm == 0 || tenant.0 != DEFAULT_TENANT {
+        let EngineConfig { code_prewarm, kernel_prewarm, .. } = self.config;
+        if code_prewarm + kernel_prewarm == 0 || tenant.0 != DEFAULT_TENANT {
             return 0;
         }
-        match self.tenants.space_of(tenant).await {
-            Ok(space) => self.native.slots().ready((space, Profile::Node)).min(self.config.code_prewarm),
-            Err(_) => 0,
-        }
+        let Ok(space) = self.tenants.space_of(tenant).await else { return 0 };
+        let ready = |profile, wanted| self.native.slots().ready((space, profile)).min(wanted);
+        ready(Profile::Node, code_prewarm) + ready(Profile::Kernel, kernel_prewarm)
     }
 
     /// Slots for the tenant of a daemon without keys, so that its first request is fast.
     async fn prefill(self: Arc<Self>) {
         let prefills = self.config.prefill_default && self.config.slots_max > 0;
-        if !prefills && self.config.code_prewarm == 0 {
+        let EngineConfig { code_prewarm, kernel_prewarm, .. } = self.config;
+        if !prefills && code_prewarm + kernel_prewarm == 0 {
             return;
         }
         let mut hello = self.native.subscribe();
         let Ok(hello) = hello.wait_for(Option::is_some).await.map(|it| it.clone()) else { return };
         let Some(hello) = hello else { return };
         let Ok(space) = self.tenants.space_of(&TenantId(DEFAULT_TENANT.to_owned())).await else { return };
+        let backend = select::python_backend(&hello, self.config.code_backend);
+        let native = backend == Some("native");
         let wanted = [
-            (Profile::Python, 2, hello.python.is_some()),
-            (Profile::PythonData, 1, hello.warm.contains(&Profile::PythonData)),
+            (Profile::Python, 2, native),
+            (Profile::PythonData, 1, native && hello.warm.contains(&Profile::PythonData)),
+            (Profile::Kernel, 2, backend == Some("kernel")),
             (Profile::Node, 1, hello.node.is_some()),
         ];
         for (profile, first, exists) in wanted {
-            let extra = if profile == Profile::Node { self.config.code_prewarm } else { 0 };
+            let extra = match profile {
+                Profile::Node => code_prewarm,
+                Profile::Kernel => kernel_prewarm,
+                _ => 0,
+            };
             let floor = if prefills { first } else { 0 } + extra;
             if exists {
                 self.native.slots().pin((space, profile), floor);
@@ -428,7 +498,8 @@ impl Engine {
         });
         // A generated id names no session that could be used.
         let id = id.filter(|_| request.session != SessionChoice::Generated);
-        execution(request, outcome, execution_count, id, None)
+        let tier = Tier::Native(request.language);
+        execution(request, &tier, outcome, execution_count, id, None)
     }
 
     fn audit(
@@ -472,7 +543,7 @@ impl SessionRun {
         };
         let watch = Stopwatch::start();
         let provenance = interpreter.provenance();
-        let cell = Cell { code: &self.request.code, timeout: self.request.timeout, execution_count };
+        let cell = cell(&self.request, execution_count);
         let limits = self.engine.config.cell_limits();
         let ran = if self.session.claim_storing() {
             // Written down while the cell runs, and known to be before anybody hears of the session.
@@ -487,9 +558,13 @@ impl SessionRun {
         if ran.outcome.ending == Ending::Died(Some(End::LauncherGone)) {
             self.engine.sessions.close_after_loss(&self.session);
         }
+        if matches!(ran.outcome.ending, Ending::Unstoppable { .. }) {
+            // A kernel's session ends with it.
+            self.engine.sessions.close(&self.session, CloseReason::Deleted);
+        }
         let (id, outcome) = (Some(&self.session.key.id), ran.outcome);
         self.engine.audit(&self.request, id, &watch, &outcome, Some(provenance));
-        Ok(execution(&self.request, outcome, execution_count, id, hint))
+        Ok(execution(&self.request, &self.session.key.tier, outcome, execution_count, id, hint))
     }
 }
 
@@ -536,8 +611,14 @@ fn record(
     }
 }
 
+fn cell(request: &CellRequest, execution_count: u64) -> Cell<'_> {
+    let CellRequest { code, timeout, watcher, .. } = request;
+    Cell { code, timeout: *timeout, execution_count, watcher: watcher.as_ref() }
+}
+
 fn execution(
     request: &CellRequest,
+    tier: &Tier,
     outcome: CellOutcome,
     execution_count: u64,
     id: Option<&SessionId>,
@@ -555,6 +636,10 @@ fn execution(
         exit_code: i32::from(status != Status::Ok),
         execution_count,
         session_id: id.map(ToString::to_string),
+        kernel: match tier {
+            Tier::Kernel(name) => Some(name.clone()),
+            Tier::Native(_) => None,
+        },
         hint,
     }
 }

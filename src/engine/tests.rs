@@ -6,11 +6,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::backend::native::fake::{FakeLauncher, hello};
+use crate::engine::run::NewSession;
 use crate::engine::{
-    CellRequest, CreateRefused, Engine, EngineConfig, Execution, Language, Output, Refusal, SessionChoice,
-    Status, TenantId,
+    CellRequest, CreateRefused, Engine, EngineConfig, Execution, Language, Output, Piece, Refusal, Runner,
+    SessionChoice, Status, TenantId, Tiers,
 };
 use crate::launcher::plan::{Account, Origin, Profile, SpaceId};
+use crate::launcher::posture::Hello;
 use crate::session::{LOST_HINT, RESTART_HINT};
 use crate::store::Store;
 
@@ -43,6 +45,8 @@ fn tenant() -> TenantId {
 
 fn cell(session: Option<&str>, code: &str) -> CellRequest {
     CellRequest {
+        runner: Runner::Chosen,
+        watcher: None,
         tenant: tenant(),
         language: Language::Python,
         code: code.to_owned(),
@@ -52,6 +56,11 @@ fn cell(session: Option<&str>, code: &str) -> CellRequest {
         user: None,
         strict: false,
     }
+}
+
+fn new(id: &str, cwd: Option<String>) -> NewSession {
+    let (language, runner, id) = (Language::Python, Runner::Chosen, Some(id.to_owned()));
+    NewSession { language, runner, id, cwd, user: None, idle_max: None }
 }
 
 impl House {
@@ -107,7 +116,7 @@ async fn a_one_off_is_answered_whole_and_keeps_nothing() {
     assert_eq!((execution.session_id.as_deref(), execution.code.as_str()), (None, "out hello\nerr oh"));
     house.run(None, "out again").await;
     assert_eq!(house.launcher.launched(), 2);
-    assert!(house.engine.sessions_list(&tenant()).is_empty());
+    assert!(house.engine.sessions_list(&tenant(), Tiers::All).is_empty());
 }
 
 #[tokio::test]
@@ -138,9 +147,9 @@ async fn one_id_in_two_languages_is_two_sessions() {
     let node = CellRequest { language: Language::JavaScript, ..cell(Some("s"), "set node") };
     house.engine.execute(node).await.expect("runs");
     assert_eq!(result(&house.run(Some("s"), "get").await), "python");
-    assert_eq!(house.engine.sessions_list(&tenant()).len(), 2);
-    assert!(house.engine.session_delete(&tenant(), "s").await);
-    assert!(house.engine.sessions_list(&tenant()).is_empty());
+    assert_eq!(house.engine.sessions_list(&tenant(), Tiers::All).len(), 2);
+    assert!(house.engine.session_delete(&tenant(), Tiers::All, "s").await);
+    assert!(house.engine.sessions_list(&tenant(), Tiers::All).is_empty());
 }
 
 #[tokio::test]
@@ -176,7 +185,7 @@ async fn one_session_too_many_is_refused_and_one_offs_still_run() {
     assert_eq!(refused, Err(Refusal::TooManySessions { max: 2 }));
     assert_eq!(house.run(None, "out x").await.status, Status::Ok);
     assert_eq!(result(&house.run(Some("a"), "get").await), "a");
-    house.engine.session_delete(&tenant(), "b").await;
+    house.engine.session_delete(&tenant(), Tiers::All, "b").await;
     assert_eq!(house.run(Some("c"), "out").await.execution_count, 1);
 }
 
@@ -212,15 +221,15 @@ async fn deleting_a_busy_session_answers_its_callers() {
     pause(30).await;
     let waiting = house.spawn(Some("s"), "out");
     pause(10).await;
-    assert!(house.engine.session_get(&tenant(), "s").expect("listed").executing);
-    assert!(house.engine.session_delete(&tenant(), "s").await);
+    assert!(house.engine.session_get(&tenant(), Tiers::All, "s").expect("listed").executing);
+    assert!(house.engine.session_delete(&tenant(), Tiers::All, "s").await);
     let running = running.await.expect("no panic").expect("an answer");
     assert_eq!(error(&running), ("ProcessError", "the session was deleted"));
     assert_eq!(running.stdout, "early\n");
     let waiting = waiting.await.expect("no panic").expect("an answer");
     assert_eq!(error(&waiting).0, "ProcessError");
-    assert!(house.engine.session_get(&tenant(), "s").is_none());
-    assert!(!house.engine.session_delete(&tenant(), "s").await);
+    assert!(house.engine.session_get(&tenant(), Tiers::All, "s").is_none());
+    assert!(!house.engine.session_delete(&tenant(), Tiers::All, "s").await);
     assert_eq!(house.run(Some("s"), "out").await.execution_count, 1);
 }
 
@@ -250,9 +259,9 @@ async fn a_folder_that_is_none_is_refused_and_makes_no_session() {
     assert_eq!(house.engine.execute(with_cwd(None)).await, Err(refusal.clone()));
     assert_eq!(house.engine.execute(with_cwd(Some("s"))).await, Err(refusal.clone()));
     let cwd = Some("/missing".to_owned());
-    let created = house.engine.session_create(&tenant(), Language::Python, Some("t"), cwd, None).await;
+    let created = house.engine.session_create(&tenant(), new("t", cwd)).await;
     assert_eq!(created, Err(CreateRefused::Refused(refusal)));
-    assert!(house.engine.sessions_list(&tenant()).is_empty());
+    assert!(house.engine.sessions_list(&tenant(), Tiers::All).is_empty());
 }
 
 #[tokio::test]
@@ -260,12 +269,14 @@ async fn a_session_made_up_front_waits_for_its_first_cell() {
     let house = house(config());
     let create = async |cwd: Option<&str>| {
         let cwd = cwd.map(str::to_owned);
-        house.engine.session_create(&tenant(), Language::Python, Some("s"), cwd, None).await
+        house.engine.session_create(&tenant(), new("s", cwd)).await
     };
-    let made = create(Some("/tmp")).await.expect("made");
+    let (made, is_new) = create(Some("/tmp")).await.expect("made");
+    assert!(is_new);
     assert_eq!((made.session_id.as_str(), made.cwd.as_str()), ("s", "/tmp"));
     assert!(!made.executing);
-    let again = create(None).await.expect("the same");
+    let (again, is_new) = create(None).await.expect("the same");
+    assert!(!is_new);
     assert_eq!((again.cwd.as_str(), again.created_at_ms), ("/tmp", made.created_at_ms));
     assert_eq!(house.run(Some("s"), "out").await.execution_count, 1);
     assert_eq!(house.launcher.launched(), 1);
@@ -278,7 +289,7 @@ async fn a_user_that_cannot_be_had_is_a_process_error_and_nothing_runs() {
     let alice = house.engine.execute(as_user(Some("s"), "alice")).await.expect("an answer");
     assert_eq!(error(&alice), ("ProcessError", "cannot run as alice: no such account"));
     assert_eq!((alice.execution_count, alice.exit_code), (1, 1));
-    assert_eq!((house.launcher.launched(), house.engine.sessions_list(&tenant()).len()), (0, 0));
+    assert_eq!((house.launcher.launched(), house.engine.sessions_list(&tenant(), Tiers::All).len()), (0, 0));
     house.engine.execute(as_user(Some("s"), "nobody")).await.expect("runs");
     assert_eq!(house.launcher.plans.lock().expect("unharmed")[0].account, Account(1));
     let other = house.engine.execute(as_user(Some("s"), "sandbox")).await.expect("an answer");
@@ -305,7 +316,7 @@ async fn a_launch_that_fails_is_refused_and_leaves_no_session() {
     house.launcher.broken.store(true, Ordering::SeqCst);
     assert_eq!(house.engine.execute(cell(Some("s"), "out")).await, Err(Refusal::LaunchFailed));
     assert_eq!(house.engine.execute(cell(None, "out")).await, Err(Refusal::LaunchFailed));
-    assert!(house.engine.sessions_list(&tenant()).is_empty());
+    assert!(house.engine.sessions_list(&tenant(), Tiers::All).is_empty());
     assert_eq!(house.engine.stats().cells_running, 0);
 }
 
@@ -326,7 +337,8 @@ async fn idle_sessions_are_closed_and_running_ones_are_not() {
     house.run(Some("idle"), "out").await;
     let busy = house.spawn(Some("busy"), "sleep 200\nset kept");
     pause(150).await;
-    let names: Vec<_> = house.engine.sessions_list(&tenant()).into_iter().map(|(key, _)| key).collect();
+    let names: Vec<_> =
+        house.engine.sessions_list(&tenant(), Tiers::All).into_iter().map(|(key, _)| key).collect();
     assert_eq!(names, ["busy"]);
     assert_eq!(busy.await.expect("no panic").expect("runs").status, Status::Ok);
 }
@@ -342,7 +354,7 @@ async fn a_session_from_before_a_restart_says_so_once() {
     let before = house_on();
     assert_eq!(before.run(Some("s"), "set 1").await.hint, None);
     assert_eq!(before.run(Some("t"), "set 1").await.hint, None);
-    before.engine.session_delete(&tenant(), "t").await;
+    before.engine.session_delete(&tenant(), Tiers::All, "t").await;
     let after = house_on();
     let first = after.run(Some("s"), "get").await;
     assert_eq!((first.hint.as_deref(), first.execution_count), (Some(RESTART_HINT), 1));
@@ -360,7 +372,10 @@ async fn the_daemon_bounds_what_runs_at_once() {
     pause(100).await;
     let third = house.engine.execute(cell(Some("never"), "out")).await;
     assert_eq!(third, Err(Refusal::TooManyWaiting { max: 1 }));
-    assert!(house.engine.sessions_list(&tenant()).is_empty(), "refused further on, so never made");
+    assert!(
+        house.engine.sessions_list(&tenant(), Tiers::All).is_empty(),
+        "refused further on, so never made"
+    );
     assert!(first.await.expect("no panic").is_ok() && second.await.expect("no panic").is_ok());
 }
 
@@ -398,7 +413,8 @@ async fn slots_are_made_ahead_and_handed_out_once() {
         pause(20).await;
     }
     let ready = house.engine.stats().slots.ready;
-    assert_eq!(ready, [(Profile::Python, 2), (Profile::PythonData, 1), (Profile::Node, 3)]);
+    let wanted = [(Profile::Python, 2), (Profile::PythonData, 1), (Profile::Node, 3), (Profile::Kernel, 0)];
+    assert_eq!(ready, wanted);
     assert_eq!(house.engine.code_info(&tenant()).await.prewarmed, 2);
     assert!(house.launcher.plans.lock().expect("unharmed").iter().all(|plan| plan.space == SpaceId(1)));
     assert_eq!(house.run(None, "out x").await.stdout, "x\n");
@@ -436,10 +452,11 @@ async fn sessions_of_a_launcher_that_is_gone_close_at_once_and_say_so_once() {
     let waiting = waiting.await.expect("no panic").expect("runs in a new session");
     assert_eq!((result(&waiting), waiting.hint.as_deref()), ("", Some(LOST_HINT)));
     pause(10).await;
-    let names: Vec<_> = house.engine.sessions_list(&tenant()).into_iter().map(|(key, _)| key).collect();
+    let names: Vec<_> =
+        house.engine.sessions_list(&tenant(), Tiers::All).into_iter().map(|(key, _)| key).collect();
     assert_eq!(names, ["busy"], "the idle one is gone without anybody asking for it");
     assert_eq!(house.run(Some("third"), "out").await.status, Status::Ok);
-    house.engine.session_delete(&tenant(), "third").await;
+    house.engine.session_delete(&tenant(), Tiers::All, "third").await;
     let again = house.run(Some("idle"), "get").await;
     assert_eq!((result(&again), again.hint.as_deref()), ("", Some(LOST_HINT)));
     assert_eq!(again.execution_count, 1);
@@ -449,11 +466,11 @@ async fn sessions_of_a_launcher_that_is_gone_close_at_once_and_say_so_once() {
 #[tokio::test]
 async fn a_session_without_an_interpreter_outlives_the_launcher() {
     let house = house(config());
-    house.engine.session_create(&tenant(), Language::Python, Some("s"), None, None).await.expect("made");
+    house.engine.session_create(&tenant(), new("s", None)).await.expect("made");
     house.run(Some("t"), "exit 1").await;
     house.launcher.vanish();
     pause(20).await;
-    assert_eq!(house.engine.sessions_list(&tenant()).len(), 2);
+    assert_eq!(house.engine.sessions_list(&tenant(), Tiers::All).len(), 2);
     assert_eq!(house.run(Some("s"), "out").await.hint, None);
 }
 
@@ -464,6 +481,104 @@ async fn a_lost_session_that_is_deleted_is_forgotten() {
     pause(40).await;
     house.launcher.vanish();
     pause(10).await;
-    assert!(!house.engine.session_delete(&tenant(), "s").await, "it has closed already");
+    assert!(!house.engine.session_delete(&tenant(), Tiers::All, "s").await, "it has closed already");
     assert_eq!(house.run(Some("s"), "get").await.hint, None);
+}
+
+fn with_kernel() -> Hello {
+    let mut hello = hello();
+    hello.kernels = vec![("python3".to_owned(), hello.python.clone().expect("a Python"))];
+    hello
+}
+
+fn house_with_kernel() -> House {
+    let config =
+        EngineConfig { interrupt_grace: Duration::from_millis(100), kernel_sessions_max: 1, ..config() };
+    house_with(config, FakeLauncher::with(with_kernel()), Store::in_memory().expect("opens"))
+}
+
+fn kernel_cell(session: Option<&str>, code: &str) -> CellRequest {
+    CellRequest { runner: Runner::Kernel(None), ..cell(session, code) }
+}
+
+#[tokio::test]
+async fn a_kernel_serves_both_planes_with_one_namespace_and_ignores_the_user() {
+    let house = house_with_kernel();
+    house.run(Some("s"), "set 7").await;
+    let request = CellRequest { user: Some("nobody".to_owned()), ..kernel_cell(Some("s"), "get") };
+    let execution = house.engine.execute(request).await.expect("taken");
+    assert!(
+        matches!(&execution.outputs[..], [Output::ExecuteResult { data, .. }] if data["text/plain"] == "7")
+    );
+    assert_eq!((execution.kernel.as_deref(), execution.execution_count), (Some("python3"), 2));
+    let plans = house.launcher.plans.lock().expect("no test panics here").clone();
+    assert_eq!(
+        plans.iter().map(|plan| (plan.profile, plan.account)).collect::<Vec<_>>(),
+        [(Profile::Kernel, Account(0))]
+    );
+    let second = house.engine.execute(kernel_cell(Some("t"), "get")).await;
+    assert_eq!(second, Err(Refusal::TooManyKernelSessions { max: 1 }));
+    assert_eq!(house.engine.sessions_list(&tenant(), Tiers::Kernels).len(), 1);
+    assert!(house.engine.session_delete(&tenant(), Tiers::Python, "s").await);
+}
+
+#[tokio::test]
+async fn a_kernel_is_interrupted_at_its_time_and_keeps_its_names() {
+    let house = house_with_kernel();
+    house.run(Some("s"), "set 7").await;
+    let late = CellRequest {
+        timeout: Duration::from_millis(30),
+        ..kernel_cell(Some("s"), "out a\nuntil-interrupt")
+    };
+    let execution = house.engine.execute(late).await.expect("taken");
+    assert_eq!(execution.status, Status::Timeout);
+    let text = "execution timed out after 30ms and was interrupted";
+    let names: Vec<_> = execution
+        .outputs
+        .iter()
+        .filter_map(|output| match output {
+            Output::Error(error) => Some(error.ename.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!((names, execution.stderr.as_str()), (vec!["KeyboardInterrupt", "TimeoutError"], text));
+    let kept = house.run(Some("s"), "get").await;
+    assert!(matches!(&kept.outputs[..], [Output::ExecuteResult { data, .. }] if data["text/plain"] == "7"));
+}
+
+#[tokio::test]
+async fn a_kernel_that_is_deaf_to_interrupts_is_ended_with_its_session() {
+    let house = house_with_kernel();
+    let late = CellRequest { timeout: Duration::from_millis(30), ..kernel_cell(Some("s"), "sleep 60000") };
+    let execution = house.engine.execute(late).await.expect("taken");
+    assert_eq!(execution.status, Status::Timeout);
+    assert!(execution.stderr.ends_with("the kernel did not stop and was ended"), "{}", execution.stderr);
+    assert!(house.engine.sessions_list(&tenant(), Tiers::All).is_empty());
+}
+
+#[tokio::test]
+async fn a_watcher_hears_of_outputs_while_the_cell_runs() {
+    let house = house(config());
+    let (watcher, mut pieces) = tokio::sync::mpsc::unbounded_channel();
+    let request = CellRequest {
+        watcher: Some(watcher),
+        ..cell(None, "out a\nsleep 30\nbytes c3\nsleep 30\nbytes a4\nraise E no")
+    };
+    let engine = Arc::clone(&house.engine);
+    let run = tokio::spawn(async move { engine.execute(request).await });
+    let first = pieces.recv().await.expect("while it runs");
+    assert!(!run.is_finished());
+    let text = |piece: &Piece| match piece {
+        Piece::Output { output: Output::Stream { text, .. }, .. } => text.clone(),
+        other => format!("{other:?}"),
+    };
+    assert_eq!(text(&first), "a\n");
+    run.await.expect("no panic").expect("taken");
+    let mut rest = Vec::new();
+    while let Some(piece) = pieces.recv().await {
+        rest.push(piece);
+    }
+    assert_eq!(text(&rest[0]), "\u{e4}", "a character is told whole");
+    assert!(matches!(&rest[1], Piece::Output { output: Output::Error(error), .. } if error.ename == "E"));
+    assert_eq!(rest.len(), 2);
 }

@@ -5,12 +5,14 @@
 //! reads is whole again.
 #![forbid(unsafe_code)]
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use tokio::net::unix::pipe;
 
 use crate::engine::{Output, Stream};
+use crate::harness::rich::{Folded, Mark, Rich};
 
 /// Room made for one read of a stream, in bytes: what a pipe holds by default.
 const READ_BYTES: usize = 64 * 1024;
@@ -20,7 +22,9 @@ const FIRST_READ_BYTES: usize = 4 * 1024;
 /// make (`/proc/sys/fs/pipe-max-size`). Whatever else comes was written later, by a child that goes on.
 const DRAIN_BYTES_MAX: usize = 1024 * 1024;
 /// Characters that still get through once a cell's cap is reached: its result, error and rich outputs.
-const TAIL_CHARS_MAX: usize = 64 * 1024;
+pub(crate) const TAIL_CHARS_MAX: usize = 64 * 1024;
+/// Outputs under one name that an update reaches.
+const SHOWN_PER_NAME_MAX: usize = 16;
 /// A character has at most this many bytes in UTF-8.
 const CHAR_BYTES_MAX: usize = 4;
 
@@ -115,14 +119,29 @@ pub(super) struct Capture {
     truncated: bool,
     /// What may still arrive once the cap is reached, in characters.
     tail_chars_left: usize,
+    /// The next output takes away those before it.
+    clears_at_next: bool,
+    /// Where in `arrivals` what is shown under a name stands.
+    shown: HashMap<String, Vec<usize>>,
+    /// Before here in `arrivals` nothing published is shown any more.
+    cleared_to: usize,
 }
 
 /// What came, in the order it came.
 #[derive(Debug)]
-enum Arrival {
+pub(super) enum Arrival {
     /// So many kept bytes of a stream.
     Text(Stream, usize),
-    Display(Output),
+    Rich(Mark),
+}
+
+/// What the interpreter says to have written or published, one entry after the other.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// So many bytes of a stream.
+    Text(Stream, usize),
+    /// So many things published.
+    Rich(usize),
 }
 
 #[derive(Debug, Default)]
@@ -143,6 +162,9 @@ impl Capture {
             bytes_kept: 0,
             truncated: false,
             tail_chars_left: TAIL_CHARS_MAX,
+            clears_at_next: false,
+            shown: HashMap::new(),
+            cleared_to: 0,
         }
     }
 
@@ -172,17 +194,96 @@ impl Capture {
         }
     }
 
-    /// Takes a rich output whole, or not at all when it goes over the cap.
-    pub(super) fn insert(&mut self, display: Output, chars: usize) {
+    /// Takes something published whole, or not at all when it goes over the cap. True when it was taken.
+    pub(super) fn insert(&mut self, rich: Rich, execution_count: u64) -> bool {
+        let chars = rich.chars();
+        match rich {
+            Rich::Dropped => {
+                self.truncated = true;
+                return false;
+            }
+            Rich::Clear { wait } => {
+                if !wait {
+                    self.take_away_outputs();
+                }
+                self.clears_at_next = wait;
+                self.arrivals.push(Arrival::Rich(Mark::Clear { wait }));
+                return true;
+            }
+            Rich::Update { ref id, .. } if self.shown.contains_key(id) => {
+                return self.update(&id.clone(), &rich, execution_count);
+            }
+            _ => {}
+        }
+        if std::mem::take(&mut self.clears_at_next) {
+            self.take_away_outputs();
+        }
+        let fits = self.charge(chars);
+        let mark = Mark::of(rich, execution_count).filter(|_| fits).unwrap_or(Mark::Nothing);
+        if let Mark::Output { id: Some(id), .. } = &mark {
+            let places = self.shown.entry(id.clone()).or_default();
+            if places.len() < SHOWN_PER_NAME_MAX {
+                places.push(self.arrivals.len());
+            }
+        }
+        self.arrivals.push(Arrival::Rich(mark));
+        fits
+    }
+
+    /// Replaces whatever is shown under the update's name, where there is room for it.
+    fn update(&mut self, id: &str, rich: &Rich, execution_count: u64) -> bool {
+        let mut all = true;
+        for at in self.shown.get(id).cloned().unwrap_or_default() {
+            let Arrival::Rich(mark) = &self.arrivals[at] else { continue };
+            let refunded = mark.chars();
+            self.chars_kept = self.chars_kept.saturating_sub(refunded);
+            let fits = self.charge(rich.chars());
+            match Mark::of(rich.clone(), execution_count).filter(|_| fits) {
+                Some(fresh) => self.arrivals[at] = Arrival::Rich(fresh),
+                None => self.chars_kept += refunded,
+            }
+            all &= fits;
+        }
+        self.arrivals.push(Arrival::Rich(Mark::Nothing));
+        all
+    }
+
+    /// Books characters that are taken whole or not at all.
+    fn charge(&mut self, chars: usize) -> bool {
         if !self.truncated && chars <= self.chars_left() {
             self.chars_kept += chars;
         } else if chars <= self.tail_chars_left {
             self.tail_chars_left -= chars;
         } else {
             self.truncated = true;
-            return;
+            return false;
         }
-        self.arrivals.push(Arrival::Display(display));
+        true
+    }
+
+    /// What was published so far is not shown any more and costs nothing.
+    fn take_away_outputs(&mut self) {
+        let mut chars = 0;
+        for arrival in &mut self.arrivals[self.cleared_to..] {
+            if let Arrival::Rich(mark) = arrival {
+                chars += mark.take_away();
+            }
+        }
+        self.cleared_to = self.arrivals.len();
+        self.shown.clear();
+        self.chars_kept = self.chars_kept.saturating_sub(chars);
+    }
+
+    /// What came so far, in order.
+    pub(super) fn arrivals(&self) -> &[Arrival] {
+        &self.arrivals
+    }
+
+    pub(super) fn kept_bytes(&self, stream: Stream) -> &[u8] {
+        match stream {
+            Stream::Stdout => &self.stdout.bytes,
+            Stream::Stderr => &self.stderr.bytes,
+        }
     }
 
     /// True when something was left out.
@@ -229,49 +330,68 @@ impl Capture {
 
     /// The streams as outputs in the order of production, as far as it is known: by the interpreter's own
     /// account when it adds up with what came, else by arrival. Neighbours of one stream are one output.
-    pub(super) fn into_outputs(self, told: &[(Stream, usize)]) -> Vec<Output> {
-        let order = if self.adds_up(told) {
-            told.iter().map(|(stream, bytes)| Arrival::Text(*stream, *bytes)).collect()
-        } else {
-            self.arrivals
-        };
+    pub(super) fn into_outputs(self, told: &[Told]) -> Vec<Output> {
+        let order = if self.adds_up(told) { in_order(told, self.arrivals) } else { self.arrivals };
         let (mut stdout, mut stderr) = (Decoder::new(&self.stdout.bytes), Decoder::new(&self.stderr.bytes));
-        let mut outputs = Vec::new();
+        let mut folded = Folded::default();
         for arrival in order {
             match arrival {
                 Arrival::Text(Stream::Stdout, bytes) => {
-                    push_text(&mut outputs, Stream::Stdout, &stdout.take(bytes))
+                    push_text(&mut folded, Stream::Stdout, &stdout.take(bytes))
                 }
                 Arrival::Text(Stream::Stderr, bytes) => {
-                    push_text(&mut outputs, Stream::Stderr, &stderr.take(bytes))
+                    push_text(&mut folded, Stream::Stderr, &stderr.take(bytes))
                 }
-                Arrival::Display(display) => outputs.push(display),
+                Arrival::Rich(mark) => folded.mark(mark),
             }
         }
-        push_text(&mut outputs, Stream::Stdout, &stdout.finish());
-        push_text(&mut outputs, Stream::Stderr, &stderr.finish());
-        outputs
+        push_text(&mut folded, Stream::Stdout, &stdout.finish());
+        push_text(&mut folded, Stream::Stderr, &stderr.finish());
+        folded.outputs
     }
 
-    fn adds_up(&self, told: &[(Stream, usize)]) -> bool {
-        let only_text = self.arrivals.iter().all(|arrival| matches!(arrival, Arrival::Text(..)));
-        only_text
+    fn adds_up(&self, told: &[Told]) -> bool {
+        let published = self.arrivals.iter().filter(|arrival| matches!(arrival, Arrival::Rich(_))).count();
+        let told_published = told.iter().fold(0_usize, |sum, entry| match entry {
+            Told::Rich(count) => sum.saturating_add(*count),
+            Told::Text(..) => sum,
+        });
+        told_published == published
             && expected_bytes(told, Stream::Stdout) == self.stdout.seen
             && expected_bytes(told, Stream::Stderr) == self.stderr.seen
     }
 }
 
+/// The arrivals as the interpreter tells their order.
+fn in_order(told: &[Told], arrivals: Vec<Arrival>) -> Vec<Arrival> {
+    let mut published = arrivals.into_iter().filter(|arrival| matches!(arrival, Arrival::Rich(_)));
+    let mut order = Vec::with_capacity(told.len());
+    for entry in told {
+        match entry {
+            Told::Text(stream, bytes) => order.push(Arrival::Text(*stream, *bytes)),
+            Told::Rich(count) => order.extend(published.by_ref().take(*count)),
+        }
+    }
+    order
+}
+
 /// How many bytes of `stream` an interpreter says to have written.
-pub(super) fn expected_bytes(told: &[(Stream, usize)], stream: Stream) -> usize {
-    told.iter().filter(|entry| entry.0 == stream).fold(0, |sum, entry| sum.saturating_add(entry.1))
+pub(super) fn expected_bytes(told: &[Told], stream: Stream) -> usize {
+    told.iter().fold(0, |sum, entry| match entry {
+        Told::Text(of, bytes) if *of == stream => sum.saturating_add(*bytes),
+        _ => sum,
+    })
 }
 
 /// Appends text to the list, to the last output if it is of the same stream.
-fn push_text(outputs: &mut Vec<Output>, stream: Stream, text: &str) {
-    match outputs.last_mut() {
-        _ if text.is_empty() => {}
+fn push_text(folded: &mut Folded, stream: Stream, text: &str) {
+    if text.is_empty() {
+        return;
+    }
+    folded.make_room();
+    match folded.outputs.last_mut() {
         Some(Output::Stream { name, text: last }) if *name == stream => last.push_str(text),
-        _ => outputs.push(Output::Stream { name: stream, text: text.to_owned() }),
+        _ => folded.outputs.push(Output::Stream { name: stream, text: text.to_owned() }),
     }
 }
 
@@ -302,7 +422,7 @@ impl<'a> Decoder<'a> {
 }
 
 /// Length of `bytes` without the beginning of a character at its end.
-fn whole_chars(bytes: &[u8]) -> usize {
+pub(super) fn whole_chars(bytes: &[u8]) -> usize {
     let tail_from = bytes.len().saturating_sub(CHAR_BYTES_MAX - 1);
     for at in (tail_from..bytes.len()).rev() {
         let width = match bytes[at] {
@@ -369,21 +489,21 @@ mod tests {
     #[test]
     fn the_interpreters_order_is_used_when_it_adds_up() {
         let capture = captured(100, &[(O, b"onethree"), (E, b"two")]);
-        let outputs = capture.into_outputs(&[(O, 3), (E, 3), (O, 5)]);
+        let outputs = capture.into_outputs(&[Told::Text(O, 3), Told::Text(E, 3), Told::Text(O, 5)]);
         assert_eq!(texts(&outputs), [(O, "one"), (E, "two"), (O, "three")]);
     }
 
     #[test]
     fn arrival_decides_when_a_child_wrote_as_well() {
         let capture = captured(100, &[(O, b"one, child"), (E, b"two")]);
-        let outputs = capture.into_outputs(&[(O, 3), (E, 3)]);
+        let outputs = capture.into_outputs(&[Told::Text(O, 3), Told::Text(E, 3)]);
         assert_eq!(texts(&outputs), [(O, "one, child"), (E, "two")]);
     }
 
     #[test]
     fn a_forged_order_that_overflows_is_not_used() {
         let capture = captured(100, &[(O, b"x")]);
-        let outputs = capture.into_outputs(&[(O, usize::MAX), (O, usize::MAX)]);
+        let outputs = capture.into_outputs(&[Told::Text(O, usize::MAX), Told::Text(O, usize::MAX)]);
         assert_eq!(texts(&outputs), [(O, "x")]);
     }
 

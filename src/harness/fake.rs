@@ -2,20 +2,21 @@
 //!
 //! One step a line: `out T`, `err T` (told in `order`), `child T` (not told), `bytes HEX`, `flood N`,
 //! `result T`, `count T`, `raise NAME TEXT`, `sleep MS`, `frame LINE`, `endless`, `exit N`, `vanish`,
-//! `later-exit N`, `lost`, `later-lost`, `set T`, `get`. Whatever ends the guard ends the task.
+//! `until-interrupt`, `later-exit N`, `lost`, `later-lost`, `set T`, `get`. Whatever ends the guard ends the task.
 #![forbid(unsafe_code)]
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::pipe;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::harness::FRAME_BYTES_MAX;
-use crate::harness::interpreter::{Interpreter, Pipes, Provenance};
+use crate::harness::interpreter::{Hold, Interpreter, Interrupting, Pipes, Provenance};
 use crate::launcher::plan::{Attestation, End, SandboxId};
 
 pub(crate) struct Fake {
@@ -25,6 +26,7 @@ pub(crate) struct Fake {
     stderr: pipe::Sender,
     ended: watch::Sender<Option<End>>,
     kept: Option<String>,
+    interrupted: Arc<Notify>,
     /// Ends the interpreter like this a moment after the cell's reply.
     later_end: Option<End>,
 }
@@ -38,7 +40,14 @@ struct Reply {
 }
 
 /// Ends the peer's task when dropped, as dropping a sandbox ends the guest.
-struct Ender(tokio::task::AbortHandle);
+struct Ender(tokio::task::AbortHandle, Arc<Notify>);
+
+impl Hold for Ender {
+    fn interrupt(&self) -> Interrupting {
+        self.1.notify_one();
+        Box::pin(std::future::ready(()))
+    }
+}
 
 impl Drop for Ender {
     fn drop(&mut self) {
@@ -52,12 +61,22 @@ impl Fake {
     }
 
     pub(crate) fn with_id(id: u64) -> Interpreter {
+        Fake::start(id, false)
+    }
+
+    /// One whose cells are a kernel's.
+    pub(crate) fn kernel(id: u64) -> Interpreter {
+        Fake::start(id, true)
+    }
+
+    fn start(id: u64, kernel: bool) -> Interpreter {
         let pipe = || -> (OwnedFd, OwnedFd) {
             pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).expect("a pipe can be made")
         };
         let (requests, events, stdout, stderr) = (pipe(), pipe(), pipe(), pipe());
         let sender = |fd| pipe::Sender::from_owned_fd(fd).expect("a pipe");
         let (ended, seen) = watch::channel(None);
+        let interrupted = Arc::new(Notify::new());
         let fake = Fake {
             requests: BufReader::new(pipe::Receiver::from_owned_fd(requests.0).expect("a pipe")),
             events: sender(events.1),
@@ -65,13 +84,14 @@ impl Fake {
             stderr: sender(stderr.1),
             ended,
             kept: None,
+            interrupted: Arc::clone(&interrupted),
             later_end: None,
         };
         let task = tokio::spawn(fake.serve());
         let pipes = Pipes { requests: requests.1, events: events.0, stdout: stdout.0, stderr: stderr.0 };
         let provenance = Provenance { sandbox: SandboxId(id), attestation: Attestation::default() };
-        let guard = Box::new(Ender(task.abort_handle()));
-        Interpreter::from_pipes(pipes, seen, provenance, guard).expect("inside the runtime")
+        let hold = Box::new(Ender(task.abort_handle(), interrupted));
+        Interpreter::from_pipes(pipes, seen, provenance, kernel, hold).expect("inside the runtime")
     }
 
     async fn serve(mut self) {
@@ -145,6 +165,10 @@ impl Fake {
                 reply.error = Some(json!({"ename": ename, "evalue": evalue, "traceback": []}));
             }
             "sleep" => tokio::time::sleep(Duration::from_millis(rest.parse().expect("a number"))).await,
+            "until-interrupt" => {
+                self.interrupted.notified().await;
+                reply.error = Some(json!({"ename": "KeyboardInterrupt", "evalue": "", "traceback": []}));
+            }
             "frame" => self.events.write_all(line.as_bytes()).await.unwrap_or_default(),
             "endless" => self.events.write_all(&vec![b'x'; FRAME_BYTES_MAX + 1]).await.unwrap_or_default(),
             "later-exit" => self.later_end = rest.parse().ok().map(End::Exited),

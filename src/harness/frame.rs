@@ -11,6 +11,8 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{Bundle, ErrorOutput, Stream};
+use crate::harness::capture::Told;
+use crate::harness::rich::Rich;
 use crate::harness::{FRAME_BYTES_MAX, ORDER_ENTRIES_MAX};
 
 /// Length of a nonce, in characters of the URL-safe alphabet (six bits each).
@@ -57,6 +59,8 @@ struct RequestWire<'a> {
     nonce: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     setup: Option<SetupWire<'a>>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    kernel: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     warm: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,10 +74,10 @@ struct SetupWire<'a> {
     cwd: &'a str,
 }
 
-/// One request line, with its newline.
-pub fn encode(nonce: &Nonce, ask: Ask<'_>) -> Result<Vec<u8>, FrameTooLong> {
-    let mut wire =
-        RequestWire { nonce: nonce.as_str(), setup: None, warm: None, code: None, timeout_ms: None };
+/// One request line, with its newline. `kernel` makes the interpreter a kernel, once and for good.
+pub fn encode(nonce: &Nonce, kernel: bool, ask: Ask<'_>) -> Result<Vec<u8>, FrameTooLong> {
+    let nonce = nonce.as_str();
+    let mut wire = RequestWire { nonce, setup: None, kernel, warm: None, code: None, timeout_ms: None };
     match ask {
         Ask::Cell { code, timeout_ms } => {
             wire.code = Some(code);
@@ -90,7 +94,7 @@ pub fn encode(nonce: &Nonce, ask: Ask<'_>) -> Result<Vec<u8>, FrameTooLong> {
 /// What the interpreter says about a cell.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    Display { data: Bundle, metadata: Bundle, bytes: usize },
+    Rich(Rich),
     Done(Done),
 }
 
@@ -100,8 +104,8 @@ pub struct Done {
     /// The text/plain form of the last expression.
     pub result: Option<String>,
     pub error: Option<ErrorOutput>,
-    /// In which order the interpreter wrote how many bytes to which stream; empty when it does not say.
-    pub order: Vec<(Stream, usize)>,
+    /// What the interpreter wrote and published, in order; empty when it does not say.
+    pub(super) order: Vec<Told>,
     /// The set-up could not be done; the errno, 0 when it names none.
     pub refused: Option<i32>,
 }
@@ -119,6 +123,10 @@ struct EventWire {
     data: Bundle,
     #[serde(default)]
     metadata: Bundle,
+    #[serde(default)]
+    id: Option<String>,
+    #[serde(default)]
+    wait: bool,
     #[serde(default)]
     result: Option<String>,
     #[serde(default)]
@@ -199,15 +207,19 @@ fn parse(line: &[u8], nonce: &Nonce) -> Option<Event> {
     if wire.nonce != nonce.0 {
         return None;
     }
+    let EventWire { data, metadata, id, wait, .. } = wire;
+    let error =
+        wire.error.map(|it| ErrorOutput { ename: it.ename, evalue: it.evalue, traceback: it.traceback });
     match wire.event.as_str() {
-        "display" => Some(Event::Display { data: wire.data, metadata: wire.metadata, bytes: line.len() }),
+        "display" => Some(Event::Rich(Rich::Display { data, metadata, id })),
+        "update" => Some(Event::Rich(Rich::Update { data, metadata, id: id? })),
+        "result" => Some(Event::Rich(Rich::Result { data, metadata })),
+        "error" => Some(Event::Rich(Rich::Error(error?))),
+        "clear" => Some(Event::Rich(Rich::Clear { wait })),
+        "dropped" => Some(Event::Rich(Rich::Dropped)),
         "done" => Some(Event::Done(Done {
             result: wire.result,
-            error: wire.error.map(|it| ErrorOutput {
-                ename: it.ename,
-                evalue: it.evalue,
-                traceback: it.traceback,
-            }),
+            error,
             order: wire.order.and_then(read_order).unwrap_or_default(),
             refused: wire.refused.map(|it| it.errno),
         })),
@@ -228,13 +240,14 @@ fn decode(line: &[u8]) -> Option<EventWire> {
     serde_json::from_str(&repair_surrogates(&text)).ok()
 }
 
-fn read_order(entries: Vec<(String, usize)>) -> Option<Vec<(Stream, usize)>> {
+fn read_order(entries: Vec<(String, usize)>) -> Option<Vec<Told>> {
     if entries.len() > ORDER_ENTRIES_MAX {
         return None;
     }
-    let read = |(name, bytes): (String, usize)| match name.as_str() {
-        "o" => Some((Stream::Stdout, bytes)),
-        "e" => Some((Stream::Stderr, bytes)),
+    let read = |(name, count): (String, usize)| match name.as_str() {
+        "o" => Some(Told::Text(Stream::Stdout, count)),
+        "e" => Some(Told::Text(Stream::Stderr, count)),
+        "r" => Some(Told::Rich(count)),
         _ => None,
     };
     entries.into_iter().map(read).collect()
@@ -242,7 +255,7 @@ fn read_order(entries: Vec<(String, usize)>) -> Option<Vec<(Stream, usize)>> {
 
 /// Replaces `\uD800`-like escapes that belong to no pair with `\uFFFD`. A Python string can hold a lone
 /// surrogate and `json.dumps` writes it; a Rust string cannot.
-fn repair_surrogates(json: &str) -> Cow<'_, str> {
+pub(crate) fn repair_surrogates(json: &str) -> Cow<'_, str> {
     if !json.contains("\\u") {
         return Cow::Borrowed(json);
     }
@@ -298,18 +311,21 @@ mod tests {
     fn done(line: &str) -> Option<Done> {
         match read(format!("{line}\n").as_bytes()).pop()? {
             Event::Done(done) => Some(done),
-            Event::Display { .. } => None,
+            Event::Rich(_) => None,
         }
     }
 
     #[test]
     fn a_request_is_one_line_with_only_what_it_asks() {
-        let cell = encode(&nonce(), Ask::Cell { code: "print('a')\n", timeout_ms: 30_000 }).expect("fits");
+        let cell =
+            encode(&nonce(), false, Ask::Cell { code: "print('a')\n", timeout_ms: 30_000 }).expect("fits");
         assert_eq!(cell, b"{\"nonce\":\"N\",\"code\":\"print('a')\\n\",\"timeout_ms\":30000}\n");
-        let setup = encode(&nonce(), Ask::WorkingDirectory("/tmp")).expect("fits");
+        let setup = encode(&nonce(), false, Ask::WorkingDirectory("/tmp")).expect("fits");
         assert_eq!(setup, b"{\"nonce\":\"N\",\"setup\":{\"cwd\":\"/tmp\"}}\n");
-        let warm = encode(&nonce(), Ask::WarmUp("print(1)")).expect("fits");
+        let warm = encode(&nonce(), false, Ask::WarmUp("print(1)")).expect("fits");
         assert_eq!(warm, b"{\"nonce\":\"N\",\"warm\":\"print(1)\"}\n");
+        let kernel = encode(&nonce(), true, Ask::WarmUp("print(1)")).expect("fits");
+        assert_eq!(kernel, b"{\"nonce\":\"N\",\"kernel\":true,\"warm\":\"print(1)\"}\n");
     }
 
     #[test]
@@ -317,7 +333,7 @@ mod tests {
         let line = r#"{"nonce":"N","event":"done","result":"21","error":{"ename":"E","evalue":"v","traceback":["t"]},"order":[["o",12],["e",5]]}"#;
         let done = done(line).expect("an honest frame");
         assert_eq!(done.result.as_deref(), Some("21"));
-        assert_eq!(done.order, [(Stream::Stdout, 12), (Stream::Stderr, 5)]);
+        assert_eq!(done.order, [Told::Text(Stream::Stdout, 12), Told::Text(Stream::Stderr, 5)]);
         assert_eq!(done.error.expect("an error").traceback, ["t"]);
         assert_eq!(done.refused, None);
     }
@@ -406,7 +422,7 @@ mod tests {
 
         #[test]
         fn every_code_survives_the_request_frame(code in any::<String>()) {
-            let line = encode(&nonce(), Ask::Cell { code: &code, timeout_ms: 1 }).expect("fits");
+            let line = encode(&nonce(), false, Ask::Cell { code: &code, timeout_ms: 1 }).expect("fits");
             prop_assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
             let value: serde_json::Value = serde_json::from_slice(&line).expect("JSON");
             prop_assert_eq!(value["code"].as_str(), Some(code.as_str()));

@@ -7,26 +7,31 @@
 //!                  drain both streams without waiting, assemble the outputs
 //! ```
 //!
+//! A kernel is interrupted at the deadline instead, has two seconds to end its cell, and keeps its names.
+//!
 //! A run consumes the interpreter and gives it back only when it can take another cell. Dropping an
 //! [`Interpreter`], also in the middle of a run, ends its sandbox.
 #![forbid(unsafe_code)]
 
-use std::any::Any;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use crate::engine::{Output, Stream};
+use crate::engine::{Stream, Watcher};
 use crate::harness::FRAME_BYTES_MAX;
 use crate::harness::capture::{Capture, Tap, Wake, expected_bytes};
+use crate::harness::feed::Feed;
 use crate::harness::frame::{Ask, Done, Event, EventReader, Nonce, encode};
 use crate::harness::outcome::{CellOutcome, Ending, Parts, Stopped};
-use crate::launcher::client::Sandbox;
+use crate::harness::rich::Rich;
+use crate::launcher::client::{Ender, Sandbox};
 use crate::launcher::plan::{Attestation, End, SandboxId};
 
 /// How long a cell runs before its streams are read: most are done by then, and one wake-up is enough.
@@ -40,6 +45,8 @@ const PIECES_AFTER_BULK: u32 = 64;
 /// How long the launcher's word on an end is waited for once the events pipe is closed. It comes at once, unless
 /// the machine is busy taking down what ran out of memory; who closes the pipe and lives on waits for nothing.
 const END_REASON_WAIT: Duration = Duration::from_secs(2);
+/// How long the launcher's word on an interrupt is waited for.
+const INTERRUPT_WAIT: Duration = Duration::from_secs(2);
 /// How long an interpreter may take for a set-up or warm-up frame.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Most bytes that one cell may send on the control pipe.
@@ -52,6 +59,8 @@ pub struct CellLimits {
     pub output_chars_max: usize,
     /// How long a cell may still end by itself once its time is up.
     pub grace: Duration,
+    /// How long a kernel's cell may take to end once it is interrupted.
+    pub interrupt_grace: Duration,
     /// The sandbox's memory, for the message when it was not enough.
     pub memory_mib_max: u64,
 }
@@ -62,6 +71,23 @@ pub struct Cell<'a> {
     pub code: &'a str,
     pub timeout: Duration,
     pub execution_count: u64,
+    /// Hears of what the cell produces while it runs.
+    pub watcher: Option<&'a Watcher>,
+}
+
+/// Resolves once an interrupt is on its way, or cannot be.
+pub type Interrupting = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Holds a sandbox, which ends when this is dropped.
+pub trait Hold: Send + Sync {
+    /// Sends its interpreter SIGINT.
+    fn interrupt(&self) -> Interrupting;
+}
+
+impl Hold for Ender {
+    fn interrupt(&self) -> Interrupting {
+        Box::pin(Ender::interrupt(self))
+    }
 }
 
 /// A run that is over.
@@ -104,8 +130,9 @@ pub struct Interpreter {
     reader: EventReader,
     ended: watch::Receiver<Option<End>>,
     provenance: Provenance,
-    /// Ends the sandbox when dropped.
-    _guard: Box<dyn Any + Send + Sync>,
+    /// Its cells are a kernel's.
+    kernel: bool,
+    hold: Box<dyn Hold>,
 }
 
 impl std::fmt::Debug for Interpreter {
@@ -116,19 +143,20 @@ impl std::fmt::Debug for Interpreter {
 
 impl Interpreter {
     /// Takes over a fresh sandbox. Must run inside the async runtime.
-    pub fn new(sandbox: Sandbox) -> io::Result<Interpreter> {
+    pub fn new(sandbox: Sandbox, kernel: bool) -> io::Result<Interpreter> {
         let Sandbox { id, attestation, requests, events, stdout, stderr, ended, ender } = sandbox;
         let pipes = Pipes { requests, events, stdout, stderr };
         let provenance = Provenance { sandbox: id, attestation };
-        Interpreter::from_pipes(pipes, ended, provenance, Box::new(ender))
+        Interpreter::from_pipes(pipes, ended, provenance, kernel, Box::new(ender))
     }
 
-    /// From pipes, whoever is at their other end; `guard` is dropped with the interpreter.
+    /// From pipes, whoever is at their other end; `hold` is dropped with the interpreter.
     pub fn from_pipes(
         pipes: Pipes,
         ended: watch::Receiver<Option<End>>,
         provenance: Provenance,
-        guard: Box<dyn Any + Send + Sync>,
+        kernel: bool,
+        hold: Box<dyn Hold>,
     ) -> io::Result<Interpreter> {
         Ok(Interpreter {
             requests: pipes.requests,
@@ -138,7 +166,8 @@ impl Interpreter {
             reader: EventReader::default(),
             ended,
             provenance,
-            _guard: guard,
+            kernel,
+            hold,
         })
     }
 
@@ -165,17 +194,29 @@ impl Interpreter {
     ) -> Ran {
         let timeout_ms = u64::try_from(cell.timeout.as_millis()).unwrap_or(u64::MAX);
         let ask = Ask::Cell { code: cell.code, timeout_ms };
-        let mut talk = Talk::new(cell.timeout, limits.grace, limits.output_chars_max);
+        let grace = if self.kernel { limits.interrupt_grace } else { limits.grace };
+        let mut talk = Talk::new(cell.timeout, grace, limits.output_chars_max);
+        talk.execution_count = cell.execution_count;
+        talk.feed = cell.watcher.cloned().map(Feed::new);
         let (done, ending) = self.ask(ask, &mut talk, stop).await;
+        let mut feed = talk.feed.take();
+        if let Some(feed) = &mut feed {
+            feed.finish(&talk.capture);
+        }
         let parts = Parts {
             capture: talk.capture,
             done,
             ending,
+            kernel: self.kernel,
             execution_count: cell.execution_count,
             chars_max: limits.output_chars_max,
             memory_mib_max: limits.memory_mib_max,
         };
-        Ran { outcome: parts.assemble(), interpreter: ending.leaves_interpreter().then_some(self) }
+        let (outcome, captured) = parts.assemble();
+        if let Some(feed) = feed {
+            feed.outputs(&outcome.outputs[captured..]);
+        }
+        Ran { outcome, interpreter: ending.leaves_interpreter().then_some(self) }
     }
 
     /// Changes the working directory before the first cell.
@@ -205,7 +246,7 @@ impl Interpreter {
         talk: &mut Talk,
         stop: &mut watch::Receiver<Option<Stopped>>,
     ) -> (Option<Done>, Ending) {
-        let frame = match encode(&talk.nonce, ask) {
+        let frame = match encode(&talk.nonce, self.kernel, ask) {
             Ok(frame) => frame,
             Err(too_long) => return (None, Ending::CodeTooLong(too_long)),
         };
@@ -215,7 +256,11 @@ impl Interpreter {
         drop(frame);
         let (done, ending) = match self.listen(talk, stop).await {
             Ok(done) => {
-                let ending = if talk.is_late() {
+                let ending = if let Some(interrupting) = talk.interrupting.take() {
+                    // It must not reach the next cell: once it is sent it arrives before whatever is written later.
+                    drop(timeout(INTERRUPT_WAIT, interrupting).await);
+                    Ending::Interrupted { timeout: talk.timeout }
+                } else if talk.is_late() {
                     Ending::TimedOut { timeout: talk.timeout }
                 } else if done.error.is_some() {
                     Ending::Raised
@@ -253,7 +298,7 @@ impl Interpreter {
         match sent_whole {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) => Err(self.unreachable().await),
-            Err(_elapsed) => Err(Ending::TimedOut { timeout: talk.timeout }),
+            Err(_elapsed) => Err(talk.out_of_time()),
         }
     }
 
@@ -281,10 +326,12 @@ impl Interpreter {
                 },
                 () = self.stdout.readable() => {
                     let bytes = talk.capture.read_once(Stream::Stdout, &mut self.stdout, Wake::Reactor);
+                    talk.tell();
                     talk.hush(bytes, &mut self.stdout);
                 }
                 () = self.stderr.readable() => {
                     let bytes = talk.capture.read_once(Stream::Stderr, &mut self.stderr, Wake::Reactor);
+                    talk.tell();
                     talk.hush(bytes, &mut self.stderr);
                 }
                 () = sleep_until(talk.hushed_until), if talk.hushed => {
@@ -293,6 +340,7 @@ impl Interpreter {
                     talk.listen_again(bytes, &mut self.stdout);
                     let bytes = talk.capture.drain(Stream::Stderr, &mut self.stderr, 0);
                     talk.listen_again(bytes, &mut self.stderr);
+                    talk.tell();
                 }
                 () = seen_ended(&mut self.ended) => return Err(Ending::Died(None)),
                 reason = stopped(stop) => return Err(Ending::Stopped(reason)),
@@ -302,6 +350,10 @@ impl Interpreter {
                         self.stderr.watch();
                     }
                     talk.next_phase()?;
+                    if talk.phase == Phase::Grace && self.kernel {
+                        // Spawned, so that it is sent whatever becomes of this run.
+                        talk.interrupting = Some(tokio::spawn(self.hold.interrupt()));
+                    }
                     timer.as_mut().reset(talk.phase_end());
                 }
             }
@@ -317,10 +369,10 @@ impl Interpreter {
             match self.reader.next(&talk.nonce).map_err(|_too_long| Ending::BrokeProtocol)? {
                 None => return Ok(None),
                 Some(Event::Done(done)) => return Ok(Some(done)),
-                Some(Event::Display { data, metadata, bytes }) => {
+                Some(Event::Rich(rich)) => {
                     // What was printed before it is in the pipes by now, and belongs before it.
                     self.drain(talk, None);
-                    talk.capture.insert(Output::DisplayData { data, metadata }, bytes);
+                    talk.publish(rich);
                 }
             }
         }
@@ -377,6 +429,10 @@ struct Talk {
     quiet_until: Instant,
     deadline: Instant,
     given_up: Instant,
+    execution_count: u64,
+    feed: Option<Feed>,
+    /// A kernel's interrupt on its way.
+    interrupting: Option<JoinHandle<()>>,
 }
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -402,6 +458,9 @@ impl Talk {
             quiet_until: deadline.min(now + QUIET),
             deadline,
             given_up: deadline + grace,
+            execution_count: 0,
+            feed: None,
+            interrupting: None,
         }
     }
 
@@ -417,9 +476,35 @@ impl Talk {
         self.phase = match self.phase {
             Phase::Quiet => Phase::Watching,
             Phase::Watching => Phase::Grace,
-            Phase::Grace => return Err(Ending::TimedOut { timeout: self.timeout }),
+            Phase::Grace => return Err(self.out_of_time()),
         };
         Ok(())
+    }
+
+    fn out_of_time(&self) -> Ending {
+        let timeout = self.timeout;
+        if self.interrupting.is_some() {
+            Ending::Unstoppable { timeout }
+        } else {
+            Ending::TimedOut { timeout }
+        }
+    }
+
+    /// Tells a watcher what has arrived.
+    fn tell(&mut self) {
+        if let Some(feed) = &mut self.feed {
+            feed.text(&self.capture);
+        }
+    }
+
+    fn publish(&mut self, rich: Rich) {
+        self.tell();
+        let told = self.feed.is_some().then(|| rich.clone());
+        if self.capture.insert(rich, self.execution_count)
+            && let (Some(feed), Some(rich)) = (&mut self.feed, told)
+        {
+            feed.rich(rich, self.execution_count);
+        }
     }
 
     /// After a small piece the stream leaves the reactor for a moment: a guest that prints line by line would
@@ -462,15 +547,20 @@ impl Talk {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Output;
     use crate::harness::fake::Fake;
     use crate::harness::outcome::stream_text;
 
-    const LIMITS: CellLimits =
-        CellLimits { output_chars_max: 1_000, grace: Duration::from_millis(300), memory_mib_max: 512 };
+    const LIMITS: CellLimits = CellLimits {
+        output_chars_max: 1_000,
+        grace: Duration::from_millis(300),
+        interrupt_grace: Duration::from_millis(300),
+        memory_mib_max: 512,
+    };
 
     async fn run_for(interpreter: Interpreter, code: &str, timeout: Duration) -> Ran {
         let (_keep, mut stop) = watch::channel(None);
-        interpreter.run(Cell { code, timeout, execution_count: 1 }, &LIMITS, &mut stop).await
+        interpreter.run(Cell { code, timeout, execution_count: 1, watcher: None }, &LIMITS, &mut stop).await
     }
 
     async fn run(code: &str) -> Ran {
@@ -583,7 +673,8 @@ mod tests {
     #[tokio::test]
     async fn a_deletion_ends_the_run_with_an_error() {
         let (stopper, mut stop) = watch::channel(None);
-        let cell = Cell { code: "out a\nsleep 60000", timeout: Duration::from_secs(60), execution_count: 1 };
+        let timeout = Duration::from_secs(60);
+        let cell = Cell { code: "out a\nsleep 60000", timeout, execution_count: 1, watcher: None };
         let later = async {
             tokio::time::sleep(Duration::from_millis(30)).await;
             stopper.send_replace(Some(Stopped::SessionDeleted));

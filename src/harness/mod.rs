@@ -13,17 +13,24 @@
 //! {"nonce":"N","warm":"print(1)"}                                 throw-away evaluation in a namespace of its own
 //! ```
 //!
-//! `setup`, `warm` and `code` are each optional; the order of work is setup, warm, code. Interpreter to daemon,
+//! `setup`, `warm` and `code` are each optional; the order of work is setup, warm, code. `"kernel":true` in any of
+//! them makes the interpreter a kernel, for good (Python only). Interpreter to daemon,
 //! every frame with the nonce of the request it belongs to:
 //!
 //! ```text
-//! {"nonce":"N","event":"display","data":{…},"metadata":{…}}       any number, kernel backend only
+//! {"nonce":"N","event":"display","data":{…},"metadata":{…},"id":"I"|absent}   any number of these six, of a kernel
+//! {"nonce":"N","event":"update","data":{…},"metadata":{…},"id":"I"}
+//! {"nonce":"N","event":"result","data":{…},"metadata":{…}}
+//! {"nonce":"N","event":"error","error":{…}}
+//! {"nonce":"N","event":"clear","wait":true|false}
+//! {"nonce":"N","event":"dropped"}                 something was larger than all that a cell may publish
 //! {"nonce":"N","event":"done","result":"21"|null,"error":{"ename","evalue","traceback":[…]}|null,
-//!  "order":[["o",12],["e",5],["o",3]], "refused":{"what":"cwd","errno":2}|absent}
+//!  "order":[["o",12],["e",5],["r",1],["o",3]], "refused":{"what":"cwd","errno":2}|absent}
 //! ```
 //!
 //! `result` is the text/plain form of the last expression. `order` says in which order the interpreter itself
-//! wrote how many bytes to descriptors 1 (`o`) and 2 (`e`); neighbours of one stream are merged and the list is
+//! wrote how many bytes to descriptors 1 (`o`) and 2 (`e`) and sent how many of the six (`r`; not `dropped`); an
+//! error of a kernel's cell has been sent as an event when `done` names it. Neighbours of one kind are merged and the list is
 //! capped at [`ORDER_ENTRIES_MAX`], after which it is left out. Streams are **not** in the frames: `sys.stdout`
 //! writes go straight to descriptor 1, so output of child processes and C code falls in place between them. All
 //! bytes of a cell are in the pipes before its `done` frame is written, so the daemon drains both pipes without
@@ -34,9 +41,11 @@
 #![forbid(unsafe_code)]
 
 pub mod capture;
+mod feed;
 pub mod frame;
 pub mod interpreter;
 pub mod outcome;
+pub mod rich;
 
 #[cfg(test)]
 pub(crate) mod fake;

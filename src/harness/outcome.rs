@@ -22,6 +22,44 @@ pub enum Stopped {
     ShuttingDown,
 }
 
+/// Why nothing more is known of a cell at an external Jupyter server.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// No connection to the kernel could be had. The code did not run.
+    Unreached,
+    /// The connection broke and did not come back. What was sent may have run.
+    Connection,
+    /// The server forgot what came while the connection was away.
+    Forgotten,
+    /// The kernel was done and sent no reply, or one that is none.
+    NoReply,
+    /// More messages than a cell may send.
+    Flood,
+}
+
+impl Lost {
+    fn reason(self) -> &'static str {
+        match self {
+            Lost::Unreached => "endpoint unreachable",
+            Lost::Connection => "endpoint lost",
+            Lost::Forgotten | Lost::NoReply => "outcome lost",
+            Lost::Flood => "protocol violation",
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Lost::Unreached => "the Jupyter server could not be reached; the code did not run",
+            Lost::Connection => "the connection to the Jupyter server was lost; the code may have run",
+            Lost::Forgotten => {
+                "the connection to the Jupyter server was lost for a moment, and what the code answered with it"
+            }
+            Lost::NoReply => "the Jupyter server sent no usable reply; the code may have run",
+            Lost::Flood => "the Jupyter server sent more messages than a cell may; the kernel was ended",
+        }
+    }
+}
+
 /// How the interpreter and its cell came apart.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -33,6 +71,14 @@ pub enum Ending {
     TimedOut {
         timeout: Duration,
     },
+    /// The time was up, and a kernel's cell ended when it was interrupted; the names are kept.
+    Interrupted {
+        timeout: Duration,
+    },
+    /// The time was up, and a kernel did not end its cell when it was interrupted. It is thrown away.
+    Unstoppable {
+        timeout: Duration,
+    },
     /// The interpreter is gone; the launcher's word on it, if it came in time.
     Died(Option<End>),
     Stopped(Stopped),
@@ -42,20 +88,27 @@ pub enum Ending {
     CodeTooLong(FrameTooLong),
     /// The request could not be written.
     Unreachable,
+    /// A cell at an external Jupyter server.
+    Lost(Lost),
 }
 
 impl Ending {
     pub fn status(self) -> Status {
         match self {
             Ending::Completed => Status::Ok,
-            Ending::TimedOut { .. } => Status::Timeout,
+            Ending::TimedOut { .. } | Ending::Interrupted { .. } | Ending::Unstoppable { .. } => {
+                Status::Timeout
+            }
             _ => Status::Error,
         }
     }
 
     /// True when the interpreter can take another cell.
     pub fn leaves_interpreter(self) -> bool {
-        matches!(self, Ending::Completed | Ending::Raised | Ending::CodeTooLong(_))
+        matches!(
+            self,
+            Ending::Completed | Ending::Raised | Ending::Interrupted { .. } | Ending::CodeTooLong(_)
+        )
     }
 
     /// For the audit record.
@@ -64,6 +117,8 @@ impl Ending {
             Ending::Completed => "completed".to_owned(),
             Ending::Raised => "raised".to_owned(),
             Ending::TimedOut { .. } => "time limit".to_owned(),
+            Ending::Interrupted { .. } => "time limit, interrupted".to_owned(),
+            Ending::Unstoppable { .. } => "time limit, deaf to interrupts".to_owned(),
             Ending::Died(Some(End::Exited(code))) => format!("exit code {code}"),
             Ending::Died(Some(End::Signaled(signal))) => signal_text(signal),
             Ending::Died(Some(End::OutOfMemory)) => "memory limit".to_owned(),
@@ -77,6 +132,7 @@ impl Ending {
             Ending::BrokeProtocol => "protocol violation".to_owned(),
             Ending::CodeTooLong(_) => "code too long".to_owned(),
             Ending::Unreachable => "unreachable".to_owned(),
+            Ending::Lost(lost) => lost.reason().to_owned(),
         }
     }
 
@@ -85,7 +141,11 @@ impl Ending {
         let process_error = |evalue: String| Some(ErrorOutput::plain("ProcessError", evalue));
         match self {
             Ending::Completed | Ending::Raised => None,
-            Ending::TimedOut { timeout } => Some(ErrorOutput::plain("TimeoutError", timeout_text(timeout))),
+            Ending::TimedOut { timeout } => timeout_error(timeout, "session state was reset"),
+            Ending::Interrupted { timeout } => timeout_error(timeout, "and was interrupted"),
+            Ending::Unstoppable { timeout } => {
+                timeout_error(timeout, "and was interrupted; the kernel did not stop and was ended")
+            }
             Ending::Died(end) => process_error(death_text(end, memory_mib_max)),
             Ending::Stopped(Stopped::SessionDeleted) => process_error("the session was deleted".to_owned()),
             Ending::Stopped(Stopped::ShuttingDown) => process_error("the daemon is shutting down".to_owned()),
@@ -94,6 +154,7 @@ impl Ending {
             }
             Ending::CodeTooLong(too_long) => process_error(too_long.to_string()),
             Ending::Unreachable => process_error("the interpreter could not be reached".to_owned()),
+            Ending::Lost(lost) => process_error(lost.text().to_owned()),
         }
     }
 }
@@ -115,8 +176,10 @@ pub fn death_text(end: Option<End>, memory_mib_max: u64) -> String {
     }
 }
 
-fn timeout_text(timeout: Duration) -> String {
-    format!("execution timed out after {}ms; session state was reset", timeout.as_millis())
+fn timeout_error(timeout: Duration, what_then: &str) -> Option<ErrorOutput> {
+    let gap = if what_then.starts_with("and ") { "" } else { ";" };
+    let text = format!("execution timed out after {}ms{gap} {what_then}", timeout.as_millis());
+    Some(ErrorOutput::plain("TimeoutError", text))
 }
 
 fn signal_text(signal: u8) -> String {
@@ -155,18 +218,22 @@ pub(super) struct Parts {
     pub(super) capture: Capture,
     pub(super) done: Option<Done>,
     pub(super) ending: Ending,
+    /// Its error has been published already, unless there was no room for it.
+    pub(super) kernel: bool,
     pub(super) execution_count: u64,
     pub(super) chars_max: usize,
     pub(super) memory_mib_max: u64,
 }
 
 impl Parts {
-    pub(super) fn assemble(self) -> CellOutcome {
+    /// The outcome, and how many of its outputs came from the interpreter while it ran.
+    pub(super) fn assemble(self) -> (CellOutcome, usize) {
         let note = format!("[output truncated at {} characters]", self.chars_max);
         let noted = self.capture.is_truncated();
         let mut budget = Budget { chars_left: self.capture.chars_left_for_end(), cut: false };
         let done = self.done.unwrap_or_default();
         let mut outputs = self.capture.into_outputs(&done.order);
+        let captured = outputs.len();
         if noted {
             outputs.push(stderr_text(note.clone()));
         }
@@ -176,20 +243,22 @@ impl Parts {
             let (metadata, execution_count) = (Bundle::new(), self.execution_count);
             outputs.push(Output::ExecuteResult { data, metadata, execution_count });
         }
-        let error = done.error.map(|error| budget.cut_error(error));
+        let is_shown = self.kernel && outputs.iter().any(|output| matches!(output, Output::Error(_)));
+        let error = done.error.filter(|_| !is_shown).map(|error| budget.cut_error(error));
         if budget.cut && !noted {
             outputs.push(stderr_text(note));
         }
         outputs.extend(error.map(Output::Error));
         self.ending.append_to(&mut outputs, self.memory_mib_max);
-        CellOutcome { ending: self.ending, outputs }
+        (CellOutcome { ending: self.ending, outputs }, captured)
     }
 }
 
 impl Ending {
-    fn append_to(self, outputs: &mut Vec<Output>, memory_mib_max: u64) {
+    /// What the daemon has to say stands last, and a time limit on stderr as well.
+    pub(crate) fn append_to(self, outputs: &mut Vec<Output>, memory_mib_max: u64) {
         let Some(error) = self.error(memory_mib_max) else { return };
-        if let Ending::TimedOut { .. } = self {
+        if self.status() == Status::Timeout {
             let stderr = stream_text(outputs, Stream::Stderr);
             let starts_line = stderr.is_empty() || stderr.ends_with('\n');
             let gap = if starts_line { "" } else { "\n" };
@@ -204,9 +273,9 @@ fn stderr_text(text: String) -> Output {
 }
 
 /// Characters that result and error may still take.
-struct Budget {
-    chars_left: usize,
-    cut: bool,
+pub(crate) struct Budget {
+    pub(crate) chars_left: usize,
+    pub(crate) cut: bool,
 }
 
 impl Budget {
@@ -219,7 +288,7 @@ impl Budget {
         text
     }
 
-    fn cut_error(&mut self, error: ErrorOutput) -> ErrorOutput {
+    pub(crate) fn cut_error(&mut self, error: ErrorOutput) -> ErrorOutput {
         let ename = error.ename.chars().take(ENAME_CHARS_MAX).collect();
         let evalue = self.cut(error.evalue);
         // From the end: the last line says what happened, the first ones only how it came to it.
@@ -247,6 +316,7 @@ mod tests {
             capture: Capture::new(10),
             done,
             ending,
+            kernel: false,
             execution_count: 3,
             chars_max: 10,
             memory_mib_max: 512,
@@ -256,7 +326,7 @@ mod tests {
     #[test]
     fn a_result_carries_the_count_of_its_cell() {
         let done = Done { result: Some("21".to_owned()), ..Done::default() };
-        let outcome = parts(Ending::Completed, Some(done)).assemble();
+        let outcome = parts(Ending::Completed, Some(done)).assemble().0;
         let [Output::ExecuteResult { data, execution_count: 3, .. }] = &outcome.outputs[..] else {
             panic!("{outcome:?}")
         };
@@ -266,7 +336,7 @@ mod tests {
     #[test]
     fn a_result_over_the_cap_keeps_its_head_and_a_note_follows() {
         let done = Done { result: Some("ä".repeat(70_000)), ..Done::default() };
-        let outcome = parts(Ending::Completed, Some(done)).assemble();
+        let outcome = parts(Ending::Completed, Some(done)).assemble().0;
         let [Output::ExecuteResult { data, .. }, Output::Stream { name: Stream::Stderr, text }] =
             &outcome.outputs[..]
         else {
@@ -281,7 +351,7 @@ mod tests {
         let traceback = (0..100_000).map(|n| format!("line {n}")).collect();
         let error = ErrorOutput { ename: "E".to_owned(), evalue: "v".to_owned(), traceback };
         let done = Done { error: Some(error), ..Done::default() };
-        let outcome = parts(Ending::Raised, Some(done)).assemble();
+        let outcome = parts(Ending::Raised, Some(done)).assemble().0;
         let [Output::Stream { .. }, Output::Error(error)] = &outcome.outputs[..] else {
             panic!("{} outputs", outcome.outputs.len())
         };
@@ -292,7 +362,7 @@ mod tests {
     #[test]
     fn a_timeout_is_said_on_stderr_and_as_an_error() {
         let ending = Ending::TimedOut { timeout: Duration::from_secs(2) };
-        let outcome = parts(ending, None).assemble();
+        let outcome = parts(ending, None).assemble().0;
         let text = "execution timed out after 2000ms; session state was reset";
         assert_eq!(outcome.stream(Stream::Stderr), text);
         assert_eq!(outcome.outputs[1], Output::Error(ErrorOutput::plain("TimeoutError", text.to_owned())));

@@ -61,12 +61,20 @@ pub struct Ender {
 }
 
 impl Ender {
-    /// Sends SIGINT to the sandbox's interpreter. That it arrives in time is nobody's promise: who cannot wait
-    /// drops the sandbox.
-    pub fn interrupt(&self) {
-        let sandbox = self.id;
-        if let Err(error) = self.client.send(|seq, _| Request::Interrupt { seq, sandbox }) {
-            tracing::debug!(%sandbox, %error, "interrupt not sent");
+    /// Sends SIGINT to the sandbox's interpreter; resolves once the launcher has, or is gone.
+    pub fn interrupt(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (sandbox, client) = (self.id, self.client.clone());
+        async move {
+            let (answer, waiting) = oneshot::channel();
+            let sent = client.send(|seq, state| {
+                state.interrupts.insert(seq, answer);
+                Request::Interrupt { seq, sandbox }
+            });
+            match sent {
+                // An error means that the launcher is gone, and the sandbox with it.
+                Ok(_) => drop(waiting.await),
+                Err(error) => tracing::debug!(%sandbox, %error, "interrupt not sent"),
+            }
         }
     }
 }
@@ -102,6 +110,7 @@ struct State {
     outbox: VecDeque<Request>,
     launches: HashMap<u64, oneshot::Sender<Result<Sandbox, LaunchError>>>,
     deletions: HashMap<u64, oneshot::Sender<io::Result<()>>>,
+    interrupts: HashMap<u64, oneshot::Sender<()>>,
     live: HashMap<SandboxId, watch::Sender<Option<End>>>,
 }
 
@@ -208,6 +217,7 @@ impl Client {
             Err(error) => {
                 state.launches.remove(&seq);
                 state.deletions.remove(&seq);
+                state.interrupts.remove(&seq);
                 Err(LaunchError::Io(error))
             }
         }
@@ -282,6 +292,13 @@ impl Client {
                     drop(waiting.send(result));
                 }
             }
+            Reply::Interrupted { seq } => {
+                let waiting = self.lock().interrupts.remove(&seq);
+                if let Some(waiting) = waiting {
+                    // A run that gave up waiting needs no word.
+                    let _ = waiting.send(());
+                }
+            }
         }
     }
 
@@ -309,12 +326,14 @@ impl Client {
         state.outbox.clear();
         let launches = std::mem::take(&mut state.launches);
         let deletions = std::mem::take(&mut state.deletions);
+        let interrupts = std::mem::take(&mut state.interrupts);
         let live = std::mem::take(&mut state.live);
         drop(state);
         for (_, waiting) in launches {
             drop(waiting.send(Err(LaunchError::Gone)));
         }
         drop(deletions);
+        drop(interrupts);
         for (_, ended) in live {
             ended.send_replace(Some(End::LauncherGone));
         }

@@ -48,6 +48,8 @@ pub enum Profile {
     PythonData,
     /// Node.js.
     Node,
+    /// CPython with the data stack and an IPython shell.
+    Kernel,
     /// The space helper: our own program, as the file planes' eyes and hands in a space.
     Files,
     /// The command agent: our own program, which starts a session's commands.
@@ -56,10 +58,22 @@ pub enum Profile {
 
 impl Profile {
     /// All of them, in wire order.
-    pub const ALL: [Profile; 5] =
-        [Profile::Python, Profile::PythonData, Profile::Node, Profile::Files, Profile::Commands];
+    pub const ALL: [Profile; 6] = [
+        Profile::Python,
+        Profile::PythonData,
+        Profile::Node,
+        Profile::Kernel,
+        Profile::Files,
+        Profile::Commands,
+    ];
     /// Those that run cells.
-    pub const INTERPRETERS: [Profile; 3] = [Profile::Python, Profile::PythonData, Profile::Node];
+    pub const INTERPRETERS: [Profile; 4] =
+        [Profile::Python, Profile::PythonData, Profile::Node, Profile::Kernel];
+
+    /// The profile of the zygote that makes it.
+    pub fn zygote(self) -> Profile {
+        if self == Profile::Kernel { Profile::PythonData } else { self }
+    }
 
     /// Name as shown in `/health` and logs.
     pub fn name(self) -> &'static str {
@@ -67,6 +81,7 @@ impl Profile {
             Profile::Python => "python",
             Profile::PythonData => "python-data",
             Profile::Node => "node",
+            Profile::Kernel => "kernel",
             Profile::Files => "files",
             Profile::Commands => "commands",
         }
@@ -94,6 +109,9 @@ pub struct LaunchPlan {
     pub profile: Profile,
     pub origin: Origin,
     pub account: Account,
+    /// Which of the kernels' interpreters, by its place in [`crate::launcher::posture::Hello::kernels`]; 0 for every
+    /// other profile.
+    pub interpreter: u8,
 }
 
 /// Daemon to launcher. `seq` must grow from packet to packet; a repeated or older one is refused.
@@ -305,6 +323,10 @@ pub enum Reply {
         seq: u64,
         errno: i32,
     },
+    /// The signal has been sent, or there was nobody to send it to.
+    Interrupted {
+        seq: u64,
+    },
 }
 
 /// A packet that is no message of this vocabulary.
@@ -332,6 +354,7 @@ impl Request {
                 out[24] = plan.profile as u8;
                 out[25] = plan.origin as u8;
                 out[26] = plan.account.0;
+                out[27] = plan.interpreter;
             }
             Request::End { sandbox, .. } => {
                 out[0] = 2;
@@ -352,7 +375,7 @@ impl Request {
     /// Strict: a wrong length, an unknown code or a nonzero reserved byte is refused.
     pub fn decode(packet: &[u8]) -> Result<Request, Malformed> {
         let packet: &[u8; REQUEST_BYTES] = packet.try_into().map_err(|_| Malformed)?;
-        let reserved = if packet[0] == 1 { 27 } else { 24 };
+        let reserved = if packet[0] == 1 { 28 } else { 24 };
         if packet[1..8].iter().chain(&packet[reserved..]).any(|byte| *byte != 0) {
             return Err(Malformed);
         }
@@ -370,6 +393,7 @@ impl Request {
                         _ => return Err(Malformed),
                     },
                     account: Account(packet[26]),
+                    interpreter: packet[27],
                 },
             }),
             2 => Ok(Request::End { seq, sandbox: SandboxId(id) }),
@@ -416,6 +440,10 @@ impl Reply {
                 out[8..16].copy_from_slice(&seq.to_le_bytes());
                 out[16..20].copy_from_slice(&errno.to_le_bytes());
             }
+            Reply::Interrupted { seq } => {
+                out[0] = 5;
+                out[8..16].copy_from_slice(&seq.to_le_bytes());
+            }
         }
         out
     }
@@ -454,6 +482,7 @@ impl Reply {
                 },
             }),
             4 => Ok(Reply::SpaceDeleted { seq, errno: i32::from_le_bytes(word) }),
+            5 => Ok(Reply::Interrupted { seq }),
             _ => Err(Malformed),
         }
     }
@@ -487,6 +516,7 @@ mod tests {
             profile: Profile::Node,
             origin: Origin::Strict,
             account: Account(7),
+            interpreter: 3,
         };
         for request in [
             Request::Launch { seq: 9, plan },
@@ -508,6 +538,7 @@ mod tests {
             Reply::Ended { sandbox: SandboxId(3), end: End::OutOfMemory },
             Reply::Ended { sandbox: SandboxId(3), end: End::SpaceFull },
             Reply::SpaceDeleted { seq: 4, errno: 0 },
+            Reply::Interrupted { seq: 5 },
         ] {
             assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
         }

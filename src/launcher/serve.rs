@@ -39,7 +39,7 @@ use crate::launcher::throttle::Throttle;
 use crate::launcher::wire::STATUS_BYTES;
 use crate::launcher::zygotes::{self, Ground, Nursery, Zygote};
 use crate::sys::packet;
-use crate::sys::process::{Exit, reap_one};
+use crate::sys::process::{Exit, default_signals, reap_one};
 
 mod forks;
 
@@ -235,6 +235,7 @@ impl Launcher {
         mask.add(Signal::SIGTERM);
         mask.add(Signal::SIGINT);
         mask.thread_block()?;
+        default_signals()?;
         let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         rustix::net::sockopt::set_socket_timeout(
@@ -445,7 +446,10 @@ impl Loop {
         match request {
             Request::Launch { seq, plan } => self.on_launch(Order { seq, plan, retried: false }),
             Request::End { sandbox, .. } => self.end_sandbox(sandbox.0),
-            Request::Interrupt { sandbox, .. } => self.interrupt(sandbox.0),
+            Request::Interrupt { seq, sandbox } => {
+                self.interrupt(sandbox.0);
+                self.reply(&Reply::Interrupted { seq }, &[]);
+            }
             Request::DeleteSpace { seq, space } if space.0 == 0 => {
                 // Ours, for the measurement at the start.
                 self.reply(&Reply::SpaceDeleted { seq, errno: rustix::io::Errno::INVAL.raw_os_error() }, &[]);
@@ -497,7 +501,7 @@ impl Loop {
     /// The plan against the launcher's own policy.
     fn check(&self, plan: &LaunchPlan) -> Result<(), StepError> {
         let refuse = |errno: rustix::io::Errno| Err(StepError { step: Step::Plan, source: errno.into() });
-        let known = self.launcher.programs.has(plan.profile);
+        let known = self.launcher.programs.has(plan.profile, plan.interpreter);
         let waiting =
             self.entries.values().filter(|entry| matches!(entry.stage, Stage::Booting { .. })).count();
         match () {
@@ -520,10 +524,12 @@ impl Loop {
     /// A plan that a zygote has died over goes to an exec'd interpreter: the zygote that is next may not have
     /// come yet, and the old one may still look alive.
     fn zygote_for(&self, order: &Order) -> Option<usize> {
-        if order.plan.origin == Origin::Strict || order.retried {
+        // Zygotes are made of the default interpreter.
+        if order.plan.origin == Origin::Strict || order.retried || order.plan.interpreter != 0 {
             return None;
         }
-        let serves = |nursery: &Nursery| nursery.profile == order.plan.profile && nursery.serving().is_some();
+        let serves =
+            |nursery: &Nursery| nursery.profile == order.plan.profile.zygote() && nursery.serving().is_some();
         self.launcher.nurseries.iter().position(serves)
     }
 
@@ -818,7 +824,8 @@ impl Loop {
                 let user = &rules.accounts[account].name;
                 let place =
                     if shell.bare { Place::on_host(&spaces.parts(shell.space)) } else { Place::inside() };
-                let program = programs.program(plan.profile, user, &place).ok_or_else(gone)?;
+                let program =
+                    programs.program(plan.profile, plan.interpreter, user, &place).ok_or_else(gone)?;
                 if shell.bare {
                     guest::fork_by_init(shell, rules, account, &program)
                 } else {

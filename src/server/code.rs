@@ -10,7 +10,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::{CellRequest, Execution, Language, Refusal, TenantId};
+use crate::engine::run::NewSession;
+use crate::engine::{Backends, CellRequest, Execution, KernelInfo, Language, Refusal, TenantId, Tiers};
 use crate::launcher::plan::Profile;
 use crate::launcher::posture::Hello;
 
@@ -22,24 +23,30 @@ pub trait CodeEngine: Send + Sync + 'static {
     /// Runs one cell. `Err` promises that no guest code was started.
     fn execute(&self, request: CellRequest) -> Pending<'_, Result<Execution, Refusal>>;
 
-    /// Sessions of a tenant by listing key: the id, or `<language>:<id>` for the second of an id.
-    fn sessions_list<'a>(&'a self, tenant: &'a TenantId) -> Pending<'a, Vec<(String, SessionEntry)>>;
+    /// Sessions of a tenant by listing key: the id, or `<tier>:<id>` for the second of an id.
+    fn sessions_list(&self, tenant: &TenantId, tiers: Tiers) -> Vec<(String, SessionEntry)>;
 
     /// The session under a listing key or id.
-    fn session_get<'a>(&'a self, tenant: &'a TenantId, id: &'a str) -> Pending<'a, Option<SessionEntry>>;
+    fn session_get(&self, tenant: &TenantId, tiers: Tiers, id: &str) -> Option<SessionEntry>;
 
-    /// Opens a session, or finds the one that has this id already.
+    /// Opens a session, or finds the one that has this id already, and says so by `false`.
     fn session_create<'a>(
         &'a self,
         tenant: &'a TenantId,
-        request: SessionRequest,
-    ) -> Pending<'a, Result<SessionEntry, NotCreated>>;
+        new: NewSession,
+    ) -> Pending<'a, Result<(SessionEntry, bool), NotCreated>>;
 
     /// Ends every session of this id, a running cell with it. False when there was none.
-    fn session_delete<'a>(&'a self, tenant: &'a TenantId, id: &'a str) -> Pending<'a, bool>;
+    fn session_delete<'a>(&'a self, tenant: &'a TenantId, tiers: Tiers, id: &'a str) -> Pending<'a, bool>;
 
     /// Ends every session of the tenant and says how many there were.
-    fn sessions_clear<'a>(&'a self, tenant: &'a TenantId) -> Pending<'a, usize>;
+    fn sessions_clear<'a>(&'a self, tenant: &'a TenantId, tiers: Tiers) -> Pending<'a, usize>;
+
+    /// What runs what.
+    fn backends(&self) -> Backends;
+
+    /// What the kernel plane offers this tenant.
+    fn kernel_info(&self, tenant: &TenantId) -> KernelInfo;
 
     /// What the code plane offers this tenant.
     fn code_info<'a>(&'a self, tenant: &'a TenantId) -> Pending<'a, CodeInfo>;
@@ -49,16 +56,6 @@ pub trait CodeEngine: Send + Sync + 'static {
 
     /// Counts for `/health`; names nobody.
     fn stats(&self) -> EngineStats;
-}
-
-/// A session to open.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SessionRequest {
-    pub language: Language,
-    /// `None` asks for a generated id.
-    pub id: Option<String>,
-    pub cwd: Option<String>,
-    pub user: Option<String>,
 }
 
 /// Why a session was not opened.
@@ -103,6 +100,8 @@ pub enum Keeper {
 pub struct CodeInfo {
     /// The layer that runs Python: `native`, `kernel` or `endpoint`; `None` without a Python.
     pub backend: Option<&'static str>,
+    /// Names of kernels, the default one first.
+    pub kernels: Vec<String>,
     /// Version such as `3.11.2`; `None` when there is no interpreter.
     pub python: Option<String>,
     /// Version such as `v20.20.2`; `None` when there is no interpreter.

@@ -13,8 +13,8 @@ use super::aio::refuse::{Invalid, InvalidBody};
 use super::answer::{self, Envelope, Refused};
 use super::fields::FieldError;
 use super::{AppState, aio, auth};
-use crate::config::{CodeBackend, Config};
-use crate::engine::TenantId;
+use crate::config::Config;
+use crate::engine::{Backends, TenantId};
 use crate::launcher::posture::{Hello, LayerReport, RuntimeReport};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -211,42 +211,36 @@ async fn capabilities_body(state: &AppState, tenant: &TenantId) -> Value {
             "pty": found.bash.is_some() && found.terminal,
         },
         "bins": { "bash": found.bash, "sh": found.sh, "ps": found.ps, "powershell": null, "cmd": null },
-        "code_interpreter": code_interpreter(hello.as_deref(), state.config()),
+        "code_interpreter": code_interpreter(hello.as_deref(), state.code().backends()),
         "isolation": isolation(hello.as_deref()),
         "browser": absent("browser"),
         "computer": absent("display"),
     })
 }
 
-fn code_interpreter(hello: Option<&Hello>, config: &Config) -> Value {
+fn code_interpreter(hello: Option<&Hello>, backends: Backends) -> Value {
     let python = hello.and_then(|hello| hello.python.as_ref());
     let node = hello.and_then(|hello| hello.node.as_ref());
     let binary = |runtime: Option<&RuntimeReport>| runtime.map(|runtime| runtime.host_binary.clone());
-    let present = |runtime: Option<&RuntimeReport>, word: &'static str| runtime.map(|_| word);
     let absent = |runtime: Option<&RuntimeReport>, word: &'static str| runtime.is_none().then_some(word);
-    let kinds: Vec<_> = [present(python, "code"), present(node, "nodejs")].into_iter().flatten().collect();
-    let missing: Vec<_> = [absent(python, "python3"), absent(node, "node")].into_iter().flatten().collect();
+    let by_kernel = matches!(backends.python, Some("kernel" | "endpoint"));
+    let kinds = [backends.python.map(|_| "code"), node.map(|_| "nodejs"), by_kernel.then_some("jupyter")];
+    let kinds: Vec<_> = kinds.into_iter().flatten().collect();
+    let no_kernel = backends.jupyter.is_none().then_some("ipykernel");
+    let missing = [absent(python, "python3"), absent(node, "node"), no_kernel];
     json!({
         "status": if kinds.is_empty() { "absent" } else { "ready" },
-        "backend": present(python, "native"),
+        "backend": backends.python,
         "kinds": kinds,
         "default_python": binary(python),
         "default_node": binary(node),
-        "python_kernels": [],
-        "javascript_backend": present(node, "native"),
-        "jupyter_backend": null,
-        "endpoint": null,
-        "missing": missing,
-        "warnings": backend_warnings(config),
+        "python_kernels": backends.kernels,
+        "javascript_backend": node.map(|_| "native"),
+        "jupyter_backend": backends.jupyter,
+        "endpoint": backends.endpoint,
+        "missing": missing.into_iter().flatten().collect::<Vec<_>>(),
+        "warnings": [],
     })
-}
-
-/// D-21: before the kernel backend exists, `auto` is native, and it is said.
-fn backend_warnings(config: &Config) -> Vec<&'static str> {
-    match config.code_backend {
-        CodeBackend::Auto => vec!["AIO_CODE_BACKEND=auto means native: this build has no kernel backend"],
-        CodeBackend::Native => Vec::new(),
-    }
 }
 
 fn isolation(hello: Option<&Hello>) -> Value {

@@ -81,6 +81,11 @@ impl AppState {
         &self.0.commands
     }
 
+    /// The engine for work that outlives its handler.
+    pub(crate) fn code_handle(&self) -> Arc<dyn CodeEngine> {
+        Arc::clone(&self.0.code)
+    }
+
     fn keyring(&self) -> &auth::Keyring {
         &self.0.keyring
     }

@@ -4,11 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::code::{
-    CodeEngine, CodeInfo, EngineStats, Keeper, NotCreated, Pending, SessionEntry, SessionRequest,
-};
-use crate::engine::run::{CreateRefused, Engine};
-use crate::engine::{CellRequest, Execution, Refusal, TenantId};
+use super::code::{CodeEngine, CodeInfo, EngineStats, Keeper, NotCreated, Pending, SessionEntry};
+use crate::engine::run::{CreateRefused, Engine, NewSession};
+use crate::engine::{Backends, CellRequest, Execution, KernelInfo, Refusal, TenantId, Tier, Tiers};
 use crate::launcher::posture::Hello;
 use crate::session;
 
@@ -21,24 +19,23 @@ impl CodeEngine for Wired {
         Box::pin(async move { engine.execute(request).await })
     }
 
-    fn sessions_list<'a>(&'a self, tenant: &'a TenantId) -> Pending<'a, Vec<(String, SessionEntry)>> {
-        let list = self.0.sessions_list(tenant).into_iter().map(|(key, entry)| (key, entry.into())).collect();
-        Box::pin(std::future::ready(list))
+    fn sessions_list(&self, tenant: &TenantId, tiers: Tiers) -> Vec<(String, SessionEntry)> {
+        self.0.sessions_list(tenant, tiers).into_iter().map(|(key, entry)| (key, entry.into())).collect()
     }
 
-    fn session_get<'a>(&'a self, tenant: &'a TenantId, id: &'a str) -> Pending<'a, Option<SessionEntry>> {
-        Box::pin(std::future::ready(self.0.session_get(tenant, id).map(SessionEntry::from)))
+    fn session_get(&self, tenant: &TenantId, tiers: Tiers, id: &str) -> Option<SessionEntry> {
+        self.0.session_get(tenant, tiers, id).map(SessionEntry::from)
     }
 
     fn session_create<'a>(
         &'a self,
         tenant: &'a TenantId,
-        request: SessionRequest,
-    ) -> Pending<'a, Result<SessionEntry, NotCreated>> {
+        new: NewSession,
+    ) -> Pending<'a, Result<(SessionEntry, bool), NotCreated>> {
         Box::pin(async move {
-            let SessionRequest { language, id, cwd, user } = request;
-            let made = self.0.session_create(tenant, language, id.as_deref(), cwd, user.as_deref()).await;
-            made.map(SessionEntry::from).map_err(|refused| match refused {
+            let language = new.language;
+            let made = self.0.session_create(tenant, new).await;
+            made.map(|(entry, made)| (entry.into(), made)).map_err(|refused| match refused {
                 CreateRefused::Refused(refusal) => NotCreated::Refused(refusal),
                 CreateRefused::User(why) => {
                     NotCreated::Failed(Box::new(Execution::process_error(language, why)))
@@ -47,12 +44,20 @@ impl CodeEngine for Wired {
         })
     }
 
-    fn session_delete<'a>(&'a self, tenant: &'a TenantId, id: &'a str) -> Pending<'a, bool> {
-        Box::pin(self.0.session_delete(tenant, id))
+    fn session_delete<'a>(&'a self, tenant: &'a TenantId, tiers: Tiers, id: &'a str) -> Pending<'a, bool> {
+        Box::pin(self.0.session_delete(tenant, tiers, id))
     }
 
-    fn sessions_clear<'a>(&'a self, tenant: &'a TenantId) -> Pending<'a, usize> {
-        Box::pin(self.0.sessions_clear(tenant))
+    fn sessions_clear<'a>(&'a self, tenant: &'a TenantId, tiers: Tiers) -> Pending<'a, usize> {
+        Box::pin(self.0.sessions_clear(tenant, tiers))
+    }
+
+    fn backends(&self) -> Backends {
+        self.0.backends()
+    }
+
+    fn kernel_info(&self, tenant: &TenantId) -> KernelInfo {
+        self.0.kernel_info(tenant)
     }
 
     fn code_info<'a>(&'a self, tenant: &'a TenantId) -> Pending<'a, CodeInfo> {
@@ -60,6 +65,7 @@ impl CodeEngine for Wired {
             let info = self.0.code_info(tenant).await;
             CodeInfo {
                 backend: info.backend,
+                kernels: info.kernels,
                 python: info.python.version,
                 node: info.node.version,
                 sessions_max: info.sessions_max,
@@ -88,12 +94,15 @@ impl From<session::SessionEntry> for SessionEntry {
     fn from(it: session::SessionEntry) -> SessionEntry {
         SessionEntry {
             session_id: it.session_id,
-            language: it.language,
+            language: it.tier.language(),
             cwd: it.cwd,
             created_at_ms: it.created_at_ms,
             last_used_ms: it.last_used_ms,
             age: Duration::from_secs(it.age_seconds),
-            keeper: Keeper::Native { idle_max: Duration::from_millis(it.idle_max_ms) },
+            keeper: match it.tier {
+                Tier::Native(_) => Keeper::Native { idle_max: Duration::from_millis(it.idle_max_ms) },
+                Tier::Kernel(name) => Keeper::Kernel { name },
+            },
             executing: it.executing,
         }
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::engine::{Language, Refusal, TenantId};
+use crate::engine::{Refusal, TenantId, Tier};
 use crate::harness::interpreter::Interpreter;
 use crate::harness::outcome::{Stopped, death_text};
 use crate::launcher::plan::{Account, End, SpaceId};
@@ -37,7 +37,7 @@ pub const HOME_DIR: &str = "/home/sandbox";
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SessionKey {
     pub tenant: TenantId,
-    pub language: Language,
+    pub tier: Tier,
     pub id: SessionId,
 }
 
@@ -46,7 +46,11 @@ pub struct SessionKey {
 pub struct Birth {
     pub space: SpaceId,
     pub account: Account,
+    /// As in the plan of its sandboxes.
+    pub interpreter: u8,
     pub cwd: Option<String>,
+    /// Idle time after which it is closed, where that is less than its tier's.
+    pub idle_max: Option<Duration>,
     /// Made by the route for it and not by a cell: it stays without ever having run one.
     pub up_front: bool,
 }
@@ -90,7 +94,7 @@ pub enum NoTurn {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionEntry {
     pub session_id: String,
-    pub language: Language,
+    pub tier: Tier,
     /// As asked for at its start, else the sandbox's home.
     pub cwd: String,
     /// Milliseconds since the epoch.
@@ -250,7 +254,7 @@ impl Session {
         let books = self.lock();
         SessionEntry {
             session_id: self.key.id.to_string(),
-            language: self.key.language,
+            tier: self.key.tier.clone(),
             cwd: self.birth.cwd.clone().unwrap_or_else(|| HOME_DIR.to_owned()),
             created_at_ms: epoch_ms(self.created_at),
             // The clock may have been set back meanwhile.

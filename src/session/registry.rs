@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::engine::{Language, Refusal, TenantId};
+use crate::engine::{Refusal, TenantId, Tier, Tiers};
 use crate::session::id::SessionId;
 use crate::session::state::CloseReason;
 use crate::session::{Birth, LOST_HINT, RESTART_HINT, Session, SessionEntry, SessionKey};
@@ -16,12 +16,35 @@ const REMEMBERED_MAX: usize = 10_000;
 /// What bounds sessions.
 #[derive(Copy, Clone, Debug)]
 pub struct SessionLimits {
-    /// Live sessions of one tenant, over both languages.
+    /// Live native sessions of one tenant, over both languages.
     pub sessions_max: usize,
+    /// Live kernel sessions of one tenant.
+    pub kernel_sessions_max: usize,
     /// Cells that wait for one session.
     pub waiting_max: usize,
-    /// A session that nobody uses for this long is closed.
+    /// A native session that nobody uses for this long is closed.
     pub idle_max: Duration,
+    /// The same for a kernel's.
+    pub kernel_idle_max: Duration,
+}
+
+impl SessionLimits {
+    fn idle_max(&self, session: &Session) -> Duration {
+        let of_tier = if session.key.tier.is_kernel() { self.kernel_idle_max } else { self.idle_max };
+        session.birth.idle_max.map_or(of_tier, |own| own.min(of_tier))
+    }
+
+    fn check_room(&self, tier: &Tier, live: usize) -> Result<(), Refusal> {
+        match tier {
+            Tier::Native(_) if live >= self.sessions_max => {
+                Err(Refusal::TooManySessions { max: self.sessions_max })
+            }
+            Tier::Kernel(_) if live >= self.kernel_sessions_max => {
+                Err(Refusal::TooManyKernelSessions { max: self.kernel_sessions_max })
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Finds, makes and closes sessions.
@@ -31,7 +54,7 @@ pub struct Registry {
     books: Mutex<Books>,
 }
 
-type OfTenant = BTreeMap<(SessionId, Language), Arc<Session>>;
+type OfTenant = BTreeMap<(SessionId, Tier), Arc<Session>>;
 
 #[derive(Debug)]
 struct Books {
@@ -64,68 +87,70 @@ impl Registry {
         }
         let Books { tenants, remembered, .. } = &mut *books;
         let sessions = tenants.entry(key.tenant.clone()).or_default();
-        let place = (key.id.clone(), key.language);
+        let place = (key.id.clone(), key.tier.clone());
         if let Some(session) = sessions.get(&place) {
             return Ok(Arc::clone(session));
         }
-        if sessions.len() >= self.limits.sessions_max {
-            return Err(Refusal::TooManySessions { max: self.limits.sessions_max });
-        }
+        let alike = sessions.keys().filter(|(_, tier)| tier.is_kernel() == key.tier.is_kernel()).count();
+        self.limits.check_room(&key.tier, alike)?;
         let lost = remembered.remove(key);
         let session = Arc::new(Session::new(key.clone(), birth(), self.limits.waiting_max, lost));
         sessions.insert(place, Arc::clone(&session));
         Ok(session)
     }
 
-    /// A tenant's sessions with the key of the listing: the id, or `<language>:<id>` for the younger of two
-    /// sessions with one id.
-    pub fn list(&self, tenant: &TenantId) -> Vec<(String, SessionEntry)> {
-        let sessions = self.of_tenant(tenant);
+    /// A tenant's sessions of some tiers with the key of the listing: the id, or `<tier>:<id>` for the younger of
+    /// two sessions with one id.
+    pub fn list(&self, tenant: &TenantId, tiers: Tiers) -> Vec<(String, SessionEntry)> {
+        let sessions = self.of_tenant(tenant, tiers);
         let mut listed = Vec::with_capacity(sessions.len());
         for session in &sessions {
             let is_second = sessions.iter().any(|other| {
                 other.key.id == session.key.id
-                    && other.key.language != session.key.language
-                    && (other.created_at, other.key.language) < (session.created_at, session.key.language)
+                    && other.key.tier != session.key.tier
+                    && (other.created_at, &other.key.tier) < (session.created_at, &session.key.tier)
             });
             let id = session.key.id.as_str();
-            let key = if is_second { format!("{}:{id}", session.key.language.name()) } else { id.to_owned() };
-            listed.push((key, session.entry(self.limits.idle_max)));
+            let key = if is_second { format!("{}:{id}", session.key.tier.name()) } else { id.to_owned() };
+            listed.push((key, self.entry(session)));
         }
         listed
     }
 
     /// One session, by its id or by its key of the listing.
-    pub fn get(&self, tenant: &TenantId, name: &str) -> Option<SessionEntry> {
-        self.list(tenant).into_iter().find(|(key, _)| key == name).map(|(_, entry)| entry)
+    pub fn get(&self, tenant: &TenantId, tiers: Tiers, name: &str) -> Option<SessionEntry> {
+        self.list(tenant, tiers).into_iter().find(|(key, _)| key == name).map(|(_, entry)| entry)
     }
 
     pub fn entry(&self, session: &Session) -> SessionEntry {
-        session.entry(self.limits.idle_max)
+        session.entry(self.limits.idle_max(session))
     }
 
-    /// Closes a tenant's sessions called `name`: both languages' by the plain id, one's by the long key.
+    /// Closes a tenant's sessions called `name`: all tiers' by the plain id, one's by the long key.
     /// Returns what was closed and what was only remembered, for the store.
-    pub fn delete(&self, tenant: &TenantId, name: &str) -> Deleted {
-        let plain: Vec<_> =
-            self.of_tenant(tenant).into_iter().filter(|session| session.key.id.as_str() == name).collect();
-        let sessions = if plain.is_empty() { self.by_long_key(tenant, name) } else { plain };
+    pub fn delete(&self, tenant: &TenantId, tiers: Tiers, name: &str) -> Deleted {
+        let all = self.of_tenant(tenant, tiers);
+        let (plain, others): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|session| session.key.id.as_str() == name);
+        let sessions = if plain.is_empty() { by_long_key(others, name) } else { plain };
         let closed = self.close_all(sessions, CloseReason::Deleted);
-        let forgotten = self.forget(|key| key.tenant == *tenant && key.id.as_str() == name);
+        let forgotten =
+            self.forget(|key| key.tenant == *tenant && tiers.hold(&key.tier) && key.id.as_str() == name);
         Deleted { closed, forgotten }
     }
 
     /// Closes all of a tenant's sessions.
-    pub fn clear(&self, tenant: &TenantId) -> Deleted {
-        let closed = self.close_all(self.of_tenant(tenant), CloseReason::Deleted);
-        let forgotten = self.forget(|key| key.tenant == *tenant);
+    pub fn clear(&self, tenant: &TenantId, tiers: Tiers) -> Deleted {
+        let closed = self.close_all(self.of_tenant(tenant, tiers), CloseReason::Deleted);
+        let forgotten = self.forget(|key| key.tenant == *tenant && tiers.hold(&key.tier));
         Deleted { closed, forgotten }
     }
 
     /// Closes what nobody has used for too long.
     pub fn close_idle(&self) -> Vec<SessionKey> {
-        let is_idle =
-            |session: &Arc<Session>| session.idle_for().is_some_and(|idle| idle >= self.limits.idle_max);
+        let is_idle = |session: &Arc<Session>| {
+            session.idle_for().is_some_and(|idle| idle >= self.limits.idle_max(session))
+        };
         let idle = self.all().into_iter().filter(is_idle).collect();
         self.close_all(idle, CloseReason::Idle)
     }
@@ -185,19 +210,19 @@ impl Registry {
         closed.map(|session| session.key.clone()).collect()
     }
 
-    fn by_long_key(&self, tenant: &TenantId, name: &str) -> Vec<Arc<Session>> {
-        let Some((language, id)) = name.split_once(':') else { return Vec::new() };
-        let fits =
-            |session: &Arc<Session>| session.key.language.name() == language && session.key.id.as_str() == id;
-        self.of_tenant(tenant).into_iter().filter(fits).collect()
-    }
-
     fn forget(&self, which: impl Fn(&SessionKey) -> bool) -> Vec<SessionKey> {
         self.lock().remembered.extract_if(|key, _| which(key)).map(|(key, _)| key).collect()
     }
 
-    fn of_tenant(&self, tenant: &TenantId) -> Vec<Arc<Session>> {
-        self.lock().tenants.get(tenant).map_or_else(Vec::new, |sessions| sessions.values().cloned().collect())
+    /// Sessions of a tenant and of some tiers that live.
+    pub fn count_of(&self, tenant: &TenantId, tiers: Tiers) -> usize {
+        self.of_tenant(tenant, tiers).len()
+    }
+
+    fn of_tenant(&self, tenant: &TenantId, tiers: Tiers) -> Vec<Arc<Session>> {
+        let books = self.lock();
+        let sessions = books.tenants.get(tenant).into_iter().flat_map(BTreeMap::values);
+        sessions.filter(|session| tiers.hold(&session.key.tier)).cloned().collect()
     }
 
     fn all(&self) -> Vec<Arc<Session>> {
@@ -213,7 +238,7 @@ impl Books {
     /// True when it was the one under its name.
     fn take_out(&mut self, session: &Arc<Session>) -> bool {
         let Some(sessions) = self.tenants.get_mut(&session.key.tenant) else { return false };
-        let place = (session.key.id.clone(), session.key.language);
+        let place = (session.key.id.clone(), session.key.tier.clone());
         let is_current = sessions.get(&place).is_some_and(|current| Arc::ptr_eq(current, session));
         if is_current {
             sessions.remove(&place);
@@ -232,6 +257,13 @@ impl Books {
     }
 }
 
+fn by_long_key(sessions: Vec<Arc<Session>>, name: &str) -> Vec<Arc<Session>> {
+    // A tier's name may hold no colon, an id may.
+    let Some((tier, id)) = name.split_once(':') else { return Vec::new() };
+    let fits = |session: &Arc<Session>| session.key.tier.name() == tier && session.key.id.as_str() == id;
+    sessions.into_iter().filter(fits).collect()
+}
+
 /// What a deletion met.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deleted {
@@ -242,20 +274,39 @@ pub struct Deleted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Language;
     use crate::launcher::plan::{Account, SpaceId};
     use crate::session::NoTurn;
 
+    fn limits(idle_max: Duration) -> SessionLimits {
+        SessionLimits {
+            sessions_max: 3,
+            kernel_sessions_max: 2,
+            waiting_max: 2,
+            idle_max,
+            kernel_idle_max: idle_max / 2,
+        }
+    }
+
     fn registry() -> Registry {
-        let limits = SessionLimits { sessions_max: 3, waiting_max: 2, idle_max: Duration::from_millis(20) };
+        let limits = limits(Duration::from_millis(20));
         Registry::new(limits, HashSet::new())
     }
 
     fn key(tenant: &str, language: Language, id: &str) -> SessionKey {
-        SessionKey { tenant: TenantId(tenant.to_owned()), language, id: SessionId::parse(id).expect("valid") }
+        let tier = Tier::Native(language);
+        SessionKey { tenant: TenantId(tenant.to_owned()), tier, id: SessionId::parse(id).expect("valid") }
     }
 
     fn birth() -> Birth {
-        Birth { space: SpaceId(1), account: Account(0), cwd: None, up_front: true }
+        Birth {
+            space: SpaceId(1),
+            account: Account(0),
+            interpreter: 0,
+            cwd: None,
+            idle_max: None,
+            up_front: true,
+        }
     }
 
     fn create(registry: &Registry, key: &SessionKey) -> Arc<Session> {
@@ -282,15 +333,49 @@ mod tests {
         create(&registry, &key("a", Language::JavaScript, "s"));
         std::thread::sleep(Duration::from_millis(2));
         create(&registry, &key("a", Language::Python, "s"));
-        let keys: Vec<_> =
-            registry.list(&tenant).into_iter().map(|(key, entry)| (key, entry.language)).collect();
+        let keys: Vec<_> = registry
+            .list(&tenant, Tiers::All)
+            .into_iter()
+            .map(|(key, entry)| (key, entry.tier.language()))
+            .collect();
         assert!(keys.contains(&("s".to_owned(), Language::JavaScript)), "{keys:?}");
         assert!(keys.contains(&("python:s".to_owned(), Language::Python)), "{keys:?}");
-        assert_eq!(registry.get(&tenant, "python:s").map(|it| it.language), Some(Language::Python));
-        assert_eq!(registry.delete(&tenant, "python:s").closed.len(), 1);
+        assert_eq!(
+            registry.get(&tenant, Tiers::All, "python:s").map(|it| it.tier.language()),
+            Some(Language::Python)
+        );
+        assert_eq!(registry.delete(&tenant, Tiers::All, "python:s").closed.len(), 1);
         create(&registry, &key("a", Language::Python, "s"));
-        assert_eq!(registry.delete(&tenant, "s").closed.len(), 2);
-        assert!(registry.get(&tenant, "s").is_none());
+        assert_eq!(registry.delete(&tenant, Tiers::All, "s").closed.len(), 2);
+        assert!(registry.get(&tenant, Tiers::All, "s").is_none());
+    }
+
+    #[test]
+    fn kernels_have_a_cap_and_an_idle_time_of_their_own() {
+        let registry = registry();
+        let kernel = |id: &str| SessionKey {
+            tier: Tier::Kernel("python3".to_owned()),
+            ..key("a", Language::Python, id)
+        };
+        for id in ["1", "2", "3"] {
+            create(&registry, &key("a", Language::Python, id));
+        }
+        create(&registry, &kernel("1"));
+        create(&registry, &kernel("2"));
+        let third = registry.find_or_create(&kernel("3"), birth);
+        assert_eq!(third.err(), Some(Refusal::TooManyKernelSessions { max: 2 }));
+        let tenant = TenantId("a".to_owned());
+        assert_eq!(registry.count_of(&tenant, Tiers::Kernels), 2);
+        assert_eq!(
+            registry.list(&tenant, Tiers::Kernels)[0].0,
+            "1",
+            "alone in its list it needs no long key"
+        );
+        assert!(registry.get(&tenant, Tiers::All, "python3:1").is_some_and(|it| it.tier.is_kernel()));
+        std::thread::sleep(Duration::from_millis(12));
+        assert_eq!(registry.close_idle().len(), 2, "native sessions wait longer");
+        assert!(registry.delete(&tenant, Tiers::Kernels, "1").closed.is_empty());
+        assert_eq!(registry.clear(&tenant, Tiers::All).closed.len(), 3);
     }
 
     #[test]
@@ -298,9 +383,9 @@ mod tests {
         let registry = registry();
         create(&registry, &key("a", Language::Python, "s"));
         let other = TenantId("b".to_owned());
-        assert!(registry.list(&other).is_empty());
-        assert!(registry.delete(&other, "s").closed.is_empty());
-        assert!(registry.clear(&other).closed.is_empty());
+        assert!(registry.list(&other, Tiers::All).is_empty());
+        assert!(registry.delete(&other, Tiers::All, "s").closed.is_empty());
+        assert!(registry.clear(&other, Tiers::All).closed.is_empty());
         assert_eq!(registry.count(), 1);
     }
 
@@ -363,7 +448,7 @@ mod tests {
 
     #[test]
     fn a_remembered_session_says_once_that_it_was_reset() {
-        let limits = SessionLimits { sessions_max: 3, waiting_max: 2, idle_max: Duration::from_secs(1) };
+        let limits = limits(Duration::from_secs(1));
         let known = key("a", Language::Python, "s");
         let registry = Registry::new(limits, HashSet::from([known.clone()]));
         let session = create(&registry, &known);

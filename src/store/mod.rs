@@ -201,7 +201,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Language, Status};
+    use crate::engine::{Language, Status, Tier};
     use crate::session::id::SessionId;
 
     fn tenant(name: &str) -> TenantId {
@@ -211,7 +211,11 @@ mod tests {
     fn key(id: &str) -> SessionKey {
         SessionKey {
             tenant: tenant("a"),
-            language: Language::Python,
+            tier: if id == "one" {
+                Tier::Native(Language::Python)
+            } else {
+                Tier::Kernel("python3".to_owned())
+            },
             id: SessionId::parse(id).expect("valid"),
         }
     }

@@ -1,12 +1,13 @@
 //! The thread that owns the connection.
 #![forbid(unsafe_code)]
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::engine::{Language, TenantId};
+use crate::engine::{Language, TenantId, Tier};
 use crate::launcher::plan::SpaceId;
 use crate::session::SessionKey;
 use crate::session::id::SessionId;
@@ -109,13 +110,13 @@ fn apply(connection: &Connection, command: Command) -> rusqlite::Result<Due> {
         Command::KeepSession { key, at_ms, answer } => {
             connection
                 .prepare_cached("INSERT OR REPLACE INTO sessions VALUES (?1, ?2, ?3, ?4)")?
-                .execute(params![key.tenant.0, key.language.name(), key.id.as_str(), signed(at_ms)])?;
+                .execute(params![key.tenant.0, tier_word(&key.tier), key.id.as_str(), signed(at_ms)])?;
             Due::Done(answer)
         }
         Command::ForgetSession { key, answer } => {
             connection
                 .prepare_cached("DELETE FROM sessions WHERE tenant = ?1 AND language = ?2 AND id = ?3")?
-                .execute(params![key.tenant.0, key.language.name(), key.id.as_str()])?;
+                .execute(params![key.tenant.0, tier_word(&key.tier), key.id.as_str()])?;
             Due::Done(answer)
         }
         Command::TakeAudit => Due::Nobody,
@@ -173,6 +174,23 @@ fn audit(connection: &Connection, record: &AuditRecord) -> rusqlite::Result<()> 
     Ok(())
 }
 
+/// In the column of the language a kernel's session has its name.
+const KERNEL_WORD: &str = "kernel:";
+
+fn tier_word(tier: &Tier) -> Cow<'_, str> {
+    match tier {
+        Tier::Native(language) => Cow::Borrowed(language.name()),
+        Tier::Kernel(name) => Cow::Owned(format!("{KERNEL_WORD}{name}")),
+    }
+}
+
+fn tier_of(word: &str) -> Option<Tier> {
+    match word.strip_prefix(KERNEL_WORD) {
+        Some(name) => Some(Tier::Kernel(name.to_owned())),
+        None => Language::parse(word).map(Tier::Native),
+    }
+}
+
 /// Every session that is written down.
 pub(super) fn sessions(connection: &Connection) -> rusqlite::Result<HashSet<SessionKey>> {
     let mut statement = connection.prepare("SELECT tenant, language, id FROM sessions")?;
@@ -183,8 +201,8 @@ pub(super) fn sessions(connection: &Connection) -> rusqlite::Result<HashSet<Sess
     for row in rows {
         let (tenant, language, id) = row?;
         // A row that an older build wrote under other rules is none of ours.
-        if let (Some(language), Ok(id)) = (Language::parse(&language), SessionId::parse(&id)) {
-            found.insert(SessionKey { tenant: TenantId(tenant), language, id });
+        if let (Some(tier), Ok(id)) = (tier_of(&language), SessionId::parse(&id)) {
+            found.insert(SessionKey { tenant: TenantId(tenant), tier, id });
         }
     }
     Ok(found)

@@ -32,6 +32,17 @@ pub fn reap_one() -> Option<(Pid, Exit)> {
     }
 }
 
+/// Gives the signals that a terminal or a shell's `&` decides about their default meaning again, for this process and
+/// what it starts: an interpreter that finds SIGINT ignored does not listen to it.
+pub fn default_signals() -> io::Result<()> {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    for number in [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGHUP] {
+        // SAFETY: the default action runs no code of ours.
+        unsafe { signal(number, SigHandler::SigDfl) }?;
+    }
+    Ok(())
+}
+
 /// Which side of a fork this is.
 #[derive(Debug)]
 pub enum Fork {

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::harness::interpreter::Interpreter;
 use crate::launcher::client::{Client, LaunchError, Sandbox};
-use crate::launcher::plan::LaunchPlan;
+use crate::launcher::plan::{LaunchPlan, Profile};
 use crate::launcher::posture::Hello;
 
 pub mod slots;
@@ -61,7 +61,7 @@ impl Launch for Client {
     fn launch(&self, plan: LaunchPlan) -> Launching<'_> {
         Box::pin(async move {
             let sandbox = Client::launch(self, plan).await?;
-            Interpreter::new(sandbox).map_err(LaunchError::Io)
+            Interpreter::new(sandbox, plan.profile == Profile::Kernel).map_err(LaunchError::Io)
         })
     }
 

@@ -471,7 +471,7 @@ impl Books {
 /// Launches and warms one slot. `None` when that failed, which is logged here.
 async fn make(launcher: &dyn Launch, key: ShelfKey) -> Option<Interpreter> {
     let (space, profile) = key;
-    let plan = LaunchPlan { space, profile, origin: Origin::Warm, account: Account(0) };
+    let plan = LaunchPlan { space, profile, origin: Origin::Warm, account: Account(0), interpreter: 0 };
     match launcher.launch(plan).await {
         Ok(interpreter) => {
             let warmed = interpreter.warm_up(warm_source(profile)).await;
@@ -531,11 +531,13 @@ mod tests {
         let first = books.shelves.get_mut(&KEY).expect("filled").ready.pop_front().expect("two");
         let (_keep, mut stop) = tokio::sync::watch::channel(None);
         let limits = crate::harness::interpreter::CellLimits {
+            interrupt_grace: Duration::ZERO,
             output_chars_max: 10,
             grace: Duration::ZERO,
             memory_mib_max: 1,
         };
         let cell = crate::harness::interpreter::Cell {
+            watcher: None,
             code: "exit 1",
             timeout: Duration::from_secs(5),
             execution_count: 1,

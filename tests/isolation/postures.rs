@@ -422,6 +422,7 @@ fn doctor_shows_the_table_even_where_nothing_can_be_promised() {
             .args(["--", CAISSON, "doctor"])
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("AIO_CODE_BACKEND", "native")
             .output()
             .expect("a python");
         (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())

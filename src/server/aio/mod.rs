@@ -1,4 +1,4 @@
-//! The AIO family: code execution and its sessions, in two generations of one API.
+//! The AIO family: code execution, kernels, Node.js and their sessions, in two generations of one API.
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -6,27 +6,31 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::Poll;
 
+use axum::extract::{FromRequestParts, Path};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use serde::Serialize;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::config::{ApiSurface, Config};
-use crate::engine::{ErrorOutput, Execution, Language, Output, Status, TenantId};
+use crate::engine::{CellRequest, ErrorOutput, Execution, Language, Output, Status, TenantId};
 use crate::server::AppState;
 use crate::server::answer::{Envelope, json_sized};
 use crate::server::code::CodeInfo;
 use crate::server::front::panic_text;
 
 mod commands;
+mod jupyter;
+mod nodejs;
 pub(crate) mod refuse;
+mod stream;
 mod v1;
 mod v2;
 pub(crate) mod wire;
 
 use refuse::Generation;
-use wire::{CodeInfoData, ExecuteRequest};
+use wire::CodeInfoData;
 
 /// First path segments under `/v1` that are this family's alone.
 const V1_PLANES: [&str; 9] =
@@ -44,21 +48,34 @@ pub(super) fn owns(path: &str) -> bool {
 
 pub(super) fn routes(surface: ApiSurface) -> OpenApiRouter<AppState> {
     match surface {
-        ApiSurface::Full => OpenApiRouter::new().merge(v1::routes()).merge(v2::routes()),
+        ApiSurface::Full => OpenApiRouter::new()
+            .merge(v1::routes())
+            .merge(jupyter::routes())
+            .merge(nodejs::routes())
+            .merge(v2::routes()),
         ApiSurface::V2 => v2::routes(),
     }
 }
 
-/// Decodes, runs and answers one cell; the generation chooses the words.
-async fn execute<D>(state: &AppState, tenant: TenantId, body: Bytes, generation: Generation) -> Response
+/// The id in the path, percent-decoded once. Bytes that are no UTF-8 name nothing.
+struct PathId(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for PathId {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
+        match Path::<String>::from_request_parts(parts, state).await {
+            Ok(Path(id)) => Ok(PathId(id)),
+            Err(_) => Err(refuse::refused(StatusCode::NOT_FOUND, "The id is not UTF-8", None)),
+        }
+    }
+}
+
+/// Runs and answers one cell; the generation chooses the words.
+async fn run_cell<D>(state: &AppState, cell: CellRequest, generation: Generation) -> Response
 where
     D: Serialize + From<Execution>,
 {
-    let request = match ExecuteRequest::parse(&body, generation, state.config()) {
-        Ok(request) => request,
-        Err(invalid) => return invalid.answer(generation),
-    };
-    let cell = request.into_cell(tenant, state.config());
     let (language, code) = (cell.language, cell.code.clone());
     let outcome = uninterrupted(state.code().execute(cell)).await;
     match outcome.unwrap_or_else(|Panicked| Ok(broken(language, code))) {
@@ -67,14 +84,18 @@ where
     }
 }
 
-fn answer<D: Serialize + From<Execution>>(mut execution: Execution) -> Response {
-    let success = execution.status == Status::Ok;
+fn answer<D: Serialize + From<Execution>>(execution: Execution) -> Response {
     // Each stream stands in the body twice, once as its outputs; escapes take some more.
     let text = execution.code.len() + 2 * (execution.stdout.len() + execution.stderr.len());
     let bytes = 1024 + text + text / 8;
+    json_sized(StatusCode::OK, &envelope::<D>(execution), bytes)
+}
+
+fn envelope<D: From<Execution>>(mut execution: Execution) -> Envelope<D> {
+    let success = execution.status == Status::Ok;
     let hint = execution.hint.take();
     let message = if success { "ok" } else { "execution failed" }.to_owned();
-    json_sized(StatusCode::OK, &Envelope { success, message, data: Some(D::from(execution)), hint }, bytes)
+    Envelope { success, message, data: Some(D::from(execution)), hint }
 }
 
 /// Guest code may have run when the engine broke, and clients repeat what was answered with a 5xx; so
@@ -95,6 +116,7 @@ fn broken(language: Language, code: String) -> Execution {
         exit_code: 1,
         execution_count: 1,
         session_id: None,
+        kernel: None,
         hint: None,
     }
 }

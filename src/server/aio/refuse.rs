@@ -80,32 +80,43 @@ pub(crate) struct RefusedBody {
 pub(crate) fn refusal(refusal: Refusal, generation: Generation) -> Response {
     let message = refusal.to_string();
     match refusal {
-        Refusal::TooManySessions { .. } => refused(
-            StatusCode::TOO_MANY_REQUESTS,
-            message,
-            Some("end a session, or wait until one idles out"),
-        ),
-        Refusal::TooManyKernelSessions { .. } => refused(
-            StatusCode::TOO_MANY_REQUESTS,
-            message,
-            Some("end a session, or wait until one idles out"),
-        ),
-        Refusal::TooManyWaiting { .. } => {
-            retry_later(refused(StatusCode::TOO_MANY_REQUESTS, message, Some("send fewer calls at once")))
-        }
-        Refusal::NoInterpreter { .. } => refused(
-            StatusCode::SERVICE_UNAVAILABLE,
-            message,
-            Some("the operator can install it; `caisson doctor` says where it is looked for"),
-        ),
+        Refusal::UnknownKernel { .. } => unusable("kernel_name", "enum", message, generation),
         Refusal::NotADirectory { .. } => unusable("cwd", "value_error.not_a_directory", message, generation),
         Refusal::InvalidSessionId(_) => unusable("session_id", "value_error", message, generation),
-        Refusal::ShuttingDown => {
-            retry_later(refused(StatusCode::SERVICE_UNAVAILABLE, message, Some("nothing was started")))
+        Refusal::TooManyWaiting { .. } | Refusal::ShuttingDown => {
+            retry_later(refused(status(&refusal), message, Some(hint(&refusal))))
         }
-        Refusal::LaunchFailed => {
-            refused(StatusCode::SERVICE_UNAVAILABLE, message, Some("nothing was started"))
+        _ => refused(status(&refusal), message, Some(hint(&refusal))),
+    }
+}
+
+/// The status of a refusal. A 429 or 503 means that nothing was started: clients try those again by themselves.
+pub(crate) fn status(refusal: &Refusal) -> StatusCode {
+    match refusal {
+        Refusal::TooManySessions { .. }
+        | Refusal::TooManyKernelSessions { .. }
+        | Refusal::TooManyWaiting { .. } => StatusCode::TOO_MANY_REQUESTS,
+        Refusal::UnknownKernel { .. } | Refusal::NotADirectory { .. } | Refusal::InvalidSessionId(_) => {
+            StatusCode::UNPROCESSABLE_ENTITY
         }
+        Refusal::NoInterpreter { .. }
+        | Refusal::NoKernel { .. }
+        | Refusal::ShuttingDown
+        | Refusal::LaunchFailed => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+fn hint(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::TooManySessions { .. } | Refusal::TooManyKernelSessions { .. } => {
+            "end a session, or wait until one idles out"
+        }
+        Refusal::TooManyWaiting { .. } => "send fewer calls at once",
+        Refusal::NoInterpreter { .. } => {
+            "the operator can install it; `caisson doctor` says where it is looked for"
+        }
+        Refusal::NoKernel { .. } => "the operator can install ipykernel, or choose AIO_CODE_BACKEND=native",
+        _ => "nothing was started",
     }
 }
 

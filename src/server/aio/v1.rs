@@ -38,7 +38,13 @@ async fn execute(
     Extension(tenant): Extension<TenantId>,
     JsonBytes(body): JsonBytes,
 ) -> Response {
-    super::execute::<ExecuteDataV1>(&state, tenant, body, Generation::V1).await
+    match ExecuteRequest::parse(&body, Generation::V1, state.config()) {
+        Ok(request) => {
+            let cell = request.into_cell(tenant, state.config());
+            super::run_cell::<ExecuteDataV1>(&state, cell, Generation::V1).await
+        }
+        Err(invalid) => invalid.answer(Generation::V1),
+    }
 }
 
 /// What the code routes offer.

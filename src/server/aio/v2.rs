@@ -2,19 +2,20 @@
 #![forbid(unsafe_code)]
 
 use axum::Extension;
-use axum::extract::{FromRequestParts, Path, State};
-use axum::http::StatusCode;
-use axum::http::request::Parts;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::PathId;
 use super::refuse::{self, Generation, InvalidBody, RefusedBody};
+use super::stream::{self, Format};
 use super::wire::{
     Cleaned, CodeInfoData, CreateSessionRequest, Deleted, ExecuteDataV2, ExecuteRequest, SessionData,
-    SessionList,
+    SessionList, failed_reason,
 };
-use crate::engine::{Execution, Output, TenantId};
+use crate::engine::{TenantId, Tiers};
 use crate::server::answer::Envelope;
 use crate::server::body::JsonBytes;
 use crate::server::code::NotCreated;
@@ -30,21 +31,8 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .merge(super::commands::v2_routes())
 }
 
-/// The id in the path, percent-decoded once. Bytes that are no UTF-8 name nothing.
-pub(super) struct PathId(pub(super) String);
-
-impl<S: Send + Sync> FromRequestParts<S> for PathId {
-    type Rejection = Response;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
-        match Path::<String>::from_request_parts(parts, state).await {
-            Ok(Path(id)) => Ok(PathId(id)),
-            Err(_) => Err(refuse::refused(StatusCode::NOT_FOUND, "The id is not UTF-8", None)),
-        }
-    }
-}
-
-/// Run a cell. A failed cell is a 200 with `success: false`.
+/// Run a cell. A failed cell is a 200 with `success: false`. With `Accept: text/event-stream` or
+/// `application/x-ndjson` its outputs are sent while it runs, the whole answer last.
 #[utoipa::path(
     post, path = "/v2/code/execute", tag = "code", operation_id = "v2_code_execute",
     request_body = ExecuteRequest,
@@ -58,9 +46,17 @@ impl<S: Send + Sync> FromRequestParts<S> for PathId {
 async fn execute(
     State(state): State<AppState>,
     Extension(tenant): Extension<TenantId>,
+    headers: HeaderMap,
     JsonBytes(body): JsonBytes,
 ) -> Response {
-    super::execute::<ExecuteDataV2>(&state, tenant, body, Generation::V2).await
+    let cell = match ExecuteRequest::parse(&body, Generation::V2, state.config()) {
+        Ok(request) => request.into_cell(tenant, state.config()),
+        Err(invalid) => return invalid.answer(Generation::V2),
+    };
+    match Format::asked(&headers) {
+        Some(format) => stream::execute(&state, cell, format).await,
+        None => super::run_cell::<ExecuteDataV2>(&state, cell, Generation::V2).await,
+    }
 }
 
 /// What the code routes offer.
@@ -88,26 +84,17 @@ async fn create_session(
     Extension(tenant): Extension<TenantId>,
     JsonBytes(body): JsonBytes,
 ) -> Response {
-    let request = match CreateSessionRequest::parse(&body) {
-        Ok(request) => request.into_request(),
+    let new = match CreateSessionRequest::parse(&body) {
+        Ok(request) => request.into_new(),
         Err(invalid) => return invalid.answer(Generation::V2),
     };
-    match state.code().session_create(&tenant, request).await {
-        Ok(entry) => Envelope::ok(SessionData::from(entry)).into_response(),
+    match state.code().session_create(&tenant, new).await {
+        Ok((entry, _)) => Envelope::ok(SessionData::from(entry)).into_response(),
         Err(NotCreated::Refused(refusal)) => refuse::refusal(refusal, Generation::V2),
         Err(NotCreated::Failed(execution)) => {
-            refuse::refused(StatusCode::OK, reason_of(&execution), execution.hint.as_deref())
+            refuse::refused(StatusCode::OK, failed_reason(&execution), execution.hint.as_deref())
         }
     }
-}
-
-/// What the error output of a failed execution says.
-fn reason_of(execution: &Execution) -> String {
-    let error = execution.outputs.iter().rev().find_map(|output| match output {
-        Output::Error(error) => Some(error.evalue.clone()),
-        _ => None,
-    });
-    error.unwrap_or_else(|| "execution failed".to_owned())
 }
 
 /// Every session of the caller, by id.
@@ -116,7 +103,7 @@ fn reason_of(execution: &Execution) -> String {
     responses((status = 200, body = Envelope<SessionList>))
 )]
 async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
-    let sessions = state.code().sessions_list(&tenant).await;
+    let sessions = state.code().sessions_list(&tenant, Tiers::All);
     let sessions = sessions.into_iter().map(|(key, entry)| (key, SessionData::from(entry))).collect();
     Envelope::ok(SessionList { sessions }).into_response()
 }
@@ -127,7 +114,7 @@ async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extensi
     responses((status = 200, body = Envelope<Cleaned>))
 )]
 async fn clear_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
-    let cleaned_sessions = state.code().sessions_clear(&tenant).await;
+    let cleaned_sessions = state.code().sessions_clear(&tenant, Tiers::All).await;
     Envelope::ok(Cleaned { cleaned_sessions }).into_response()
 }
 
@@ -142,7 +129,7 @@ async fn get_session(
     Extension(tenant): Extension<TenantId>,
     PathId(id): PathId,
 ) -> Response {
-    match state.code().session_get(&tenant, &id).await {
+    match state.code().session_get(&tenant, Tiers::All, &id) {
         Some(entry) => Envelope::ok(SessionData::from(entry)).into_response(),
         None => refuse::refused(StatusCode::NOT_FOUND, format!("No session '{id}'"), None),
     }
@@ -159,6 +146,6 @@ async fn delete_session(
     Extension(tenant): Extension<TenantId>,
     PathId(id): PathId,
 ) -> Response {
-    let deleted = state.code().session_delete(&tenant, &id).await;
+    let deleted = state.code().session_delete(&tenant, Tiers::All, &id).await;
     Envelope::ok(Deleted { deleted }).into_response()
 }

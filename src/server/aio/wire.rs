@@ -9,8 +9,11 @@ use utoipa::ToSchema;
 
 use super::refuse::{Generation, Invalid};
 use crate::config::Config;
-use crate::engine::{CellRequest, Execution, Language, Output, SessionChoice, Status, Stream, TenantId};
-use crate::server::code::{CodeInfo, Keeper, SessionEntry, SessionRequest};
+use crate::engine::run::NewSession;
+use crate::engine::{
+    CellRequest, Execution, Language, Output, Runner, SessionChoice, Status, Stream, TenantId,
+};
+use crate::server::code::{CodeInfo, Keeper, SessionEntry};
 use crate::server::fields::{FieldError, Fields};
 
 /// How much of a caller's word a message repeats, in characters.
@@ -68,22 +71,37 @@ impl ExecuteRequest {
     }
 
     pub(crate) fn into_cell(self, tenant: TenantId, config: &Config) -> CellRequest {
-        let session = match (self.session_id, self.stateful) {
-            (Some(id), _) => SessionChoice::Named(id),
-            (None, Some(true)) => SessionChoice::Generated,
-            (None, _) => SessionChoice::OneOff,
-        };
         CellRequest {
             tenant,
             language: self.language,
+            runner: Runner::Chosen,
             code: self.code,
-            session,
+            session: session_choice(self.session_id, self.stateful),
             timeout: self.timeout.map_or(config.limits.timeout_default, Duration::from_secs_f64),
             cwd: self.cwd,
             user: self.user,
             strict: self.strict.unwrap_or(false) || config.strict,
+            watcher: None,
         }
     }
+}
+
+/// Which session two fields of a request mean.
+pub(super) fn session_choice(session_id: Option<String>, stateful: Option<bool>) -> SessionChoice {
+    match (session_id, stateful) {
+        (Some(id), _) => SessionChoice::Named(id),
+        (None, Some(true)) => SessionChoice::Generated,
+        (None, _) => SessionChoice::OneOff,
+    }
+}
+
+/// What the error output of a failed execution says.
+pub(super) fn failed_reason(execution: &Execution) -> String {
+    let error = execution.outputs.iter().rev().find_map(|output| match output {
+        Output::Error(error) => Some(error.evalue.clone()),
+        _ => None,
+    });
+    error.unwrap_or_else(|| "execution failed".to_owned())
 }
 
 fn known_language(name: &str, reasons: &mut Vec<FieldError>) -> Option<Language> {
@@ -96,7 +114,7 @@ fn known_language(name: &str, reasons: &mut Vec<FieldError>) -> Option<Language>
     language
 }
 
-fn check_timeout(timeout: Option<f64>, max: Duration, reasons: &mut Vec<FieldError>) {
+pub(super) fn check_timeout(timeout: Option<f64>, max: Duration, reasons: &mut Vec<FieldError>) {
     let max_secs = max.as_secs();
     let Some(secs) = timeout.filter(|secs| !(1.0..=max_secs as f64).contains(secs)) else { return };
     let message = format!("timeout must be between 1 and {max_secs} seconds, got {secs}");
@@ -134,15 +152,22 @@ impl CreateSessionRequest {
         }
     }
 
-    pub(crate) fn into_request(self) -> SessionRequest {
-        SessionRequest { language: self.language, id: self.session_id, cwd: self.cwd, user: self.user }
+    pub(crate) fn into_new(self) -> NewSession {
+        NewSession {
+            language: self.language,
+            runner: Runner::Chosen,
+            id: self.session_id,
+            cwd: self.cwd,
+            user: self.user,
+            idle_max: None,
+        }
     }
 }
 
 /// A mime bundle.
 type Bundle = Map<String, Value>;
 
-fn status_word(status: Status) -> &'static str {
+pub(super) fn status_word(status: Status) -> &'static str {
     match status {
         Status::Ok => "ok",
         Status::Error => "error",
@@ -366,7 +391,10 @@ pub(crate) struct SessionList {
     pub(crate) sessions: Vec<(String, SessionData)>,
 }
 
-fn as_object<S: Serializer>(entries: &[(String, SessionData)], serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn as_object<S: Serializer, T: Serialize>(
+    entries: &[(String, T)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     serializer.collect_map(entries.iter().map(|(key, entry)| (key, entry)))
 }
 

@@ -6,7 +6,24 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const V1: [&str; 5] = ["/v1/capabilities", "/v1/code/execute", "/v1/code/info", "/v1/ping", "/v1/sandbox"];
+const V1: [&str; 16] = [
+    "/v1/capabilities",
+    "/v1/code/execute",
+    "/v1/code/info",
+    "/v1/jupyter/execute",
+    "/v1/jupyter/info",
+    "/v1/jupyter/sessions",
+    "/v1/jupyter/sessions/create",
+    "/v1/jupyter/sessions/{id}",
+    "/v1/jupyter/sessions/{id}/interrupt",
+    "/v1/jupyter/sessions/{id}/restart",
+    "/v1/nodejs/execute",
+    "/v1/nodejs/info",
+    "/v1/nodejs/sessions",
+    "/v1/nodejs/sessions/{id}",
+    "/v1/ping",
+    "/v1/sandbox",
+];
 const V2: [&str; 6] = [
     "/v2/code/execute",
     "/v2/code/info",
@@ -111,7 +128,7 @@ async fn the_v2_surface_hides_the_v1_routes_of_this_contract() {
 #[tokio::test]
 async fn unknown_routes_and_methods_answer_with_an_envelope() {
     let app = daemon(&[]);
-    let own = ["/v1/code/nothing-here", "/v2/code/nothing-here", "/v1/jupyter/execute", "/v2/browser"];
+    let own = ["/v1/code/nothing-here", "/v2/code/nothing-here", "/v1/jupyter/nothing", "/v2/browser"];
     for path in own {
         let reply = get(path).to(&app).await;
         let keys: Vec<String> = reply.json().as_object().unwrap().keys().cloned().collect();
@@ -152,9 +169,8 @@ async fn capabilities_have_their_groups() {
     let wanted = json!({
         "status": "ready", "backend": "native", "kinds": ["code", "nodejs"],
         "default_python": "/opt/caisson/python/bin/python3", "default_node": "/usr/local/bin/node",
-        "python_kernels": [], "javascript_backend": "native", "jupyter_backend": null, "endpoint": null,
-        "missing": [],
-        "warnings": ["AIO_CODE_BACKEND=auto means native: this build has no kernel backend"],
+        "python_kernels": ["python3"], "javascript_backend": "native", "jupyter_backend": "kernel",
+        "endpoint": null, "missing": [], "warnings": [],
     });
     assert_eq!(data["code_interpreter"], wanted);
     assert_eq!(data["files"].as_object().unwrap().len(), 12);
@@ -163,9 +179,6 @@ async fn capabilities_have_their_groups() {
         (&json!("absent"), &json!("absent"))
     );
     assert_eq!(data["isolation"]["posture"], "userns");
-    let native = daemon(&[("AIO_CODE_BACKEND", "native")]);
-    let data = get("/v1/capabilities").to(&native).await.json()["data"].clone();
-    assert_eq!(data["code_interpreter"]["warnings"], json!([]));
     let mistyped = get("/v1/capabilities?refresh=maybe").to(&app).await;
     assert_eq!(
         (mistyped.status.as_u16(), &mistyped.json()["errors"][0]["location"]),

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use serde_json::{Map, json};
 
+use crate::engine::run::NewSession;
 use crate::engine::{
-    CellRequest, ErrorOutput, Execution, Language, Output, Refusal, SessionChoice, Status, Stream, TenantId,
+    Backends, CellRequest, ErrorOutput, Execution, KernelInfo, Language, Output, Refusal, Runner,
+    SessionChoice, Status, Stream, TenantId, Tier, Tiers,
 };
 use crate::launcher::plan::Profile;
 use crate::launcher::posture::{Hello, LayerReport, Posture, PostureReport, RuntimeReport};
@@ -56,6 +58,10 @@ fn plain(request: &CellRequest) -> Execution {
             SessionChoice::OneOff => None,
             SessionChoice::Named(id) => Some(id.clone()),
             SessionChoice::Generated => Some("generated-1".to_owned()),
+        },
+        kernel: match request.runner {
+            Runner::Kernel(_) => Some("python3".to_owned()),
+            Runner::Chosen => None,
         },
         hint: None,
     }
@@ -134,16 +140,26 @@ pub(super) fn hello() -> Hello {
             binary: "/usr/bin/python3".to_owned(),
             version: "3.11.2".to_owned(),
             host_binary: "/opt/caisson/python/bin/python3".to_owned(),
+            ipykernel: Some("7.4.0".to_owned()),
         }),
         node: Some(RuntimeReport {
             binary: "/usr/bin/node".to_owned(),
             version: "v20.20.2".to_owned(),
             host_binary: "/usr/local/bin/node".to_owned(),
+            ipykernel: None,
         }),
+        kernels: Vec::new(),
         accounts: vec!["sandbox".to_owned(), "nobody".to_owned()],
         warnings: vec!["KSM runs".to_owned(), "cannot write /proc/sys/user".to_owned()],
         warm: vec![Profile::Python],
     }
+}
+
+fn holds(tiers: Tiers, entry: &SessionEntry) -> bool {
+    tiers.hold(&match &entry.keeper {
+        Keeper::Kernel { name } => Tier::Kernel(name.clone()),
+        Keeper::Native { .. } => Tier::Native(entry.language),
+    })
 }
 
 impl CodeEngine for Fake {
@@ -157,26 +173,23 @@ impl CodeEngine for Fake {
         })
     }
 
-    fn sessions_list<'a>(&'a self, tenant: &'a TenantId) -> Pending<'a, Vec<(String, SessionEntry)>> {
-        Box::pin(async move {
-            let sessions = self.sessions.lock().unwrap();
-            let own = sessions.iter().filter(|((owner, _), _)| *owner == tenant.0);
-            own.map(|((_, id), entry)| (id.clone(), entry.clone())).collect()
-        })
+    fn sessions_list(&self, tenant: &TenantId, tiers: Tiers) -> Vec<(String, SessionEntry)> {
+        let sessions = self.sessions.lock().unwrap();
+        let own = sessions.iter().filter(|((owner, _), entry)| *owner == tenant.0 && holds(tiers, entry));
+        own.map(|((_, id), entry)| (id.clone(), entry.clone())).collect()
     }
 
-    fn session_get<'a>(&'a self, tenant: &'a TenantId, id: &'a str) -> Pending<'a, Option<SessionEntry>> {
+    fn session_get(&self, tenant: &TenantId, tiers: Tiers, id: &str) -> Option<SessionEntry> {
         assert_ne!(id, "panic", "the fake was told to panic");
-        Box::pin(
-            async move { self.sessions.lock().unwrap().get(&(tenant.0.clone(), id.to_owned())).cloned() },
-        )
+        let sessions = self.sessions.lock().unwrap();
+        sessions.get(&(tenant.0.clone(), id.to_owned())).filter(|entry| holds(tiers, entry)).cloned()
     }
 
     fn session_create<'a>(
         &'a self,
         tenant: &'a TenantId,
-        request: SessionRequest,
-    ) -> Pending<'a, Result<SessionEntry, NotCreated>> {
+        request: NewSession,
+    ) -> Pending<'a, Result<(SessionEntry, bool), NotCreated>> {
         Box::pin(async move {
             match (request.cwd.as_deref(), request.user.as_deref()) {
                 (Some("/nowhere"), _) => {
@@ -186,6 +199,8 @@ impl CodeEngine for Fake {
                     let cell = CellRequest {
                         tenant: tenant.clone(),
                         language: request.language,
+                        runner: Runner::Chosen,
+                        watcher: None,
                         code: String::new(),
                         session: SessionChoice::Generated,
                         timeout: Duration::from_secs(1),
@@ -200,31 +215,54 @@ impl CodeEngine for Fake {
                 _ => {}
             }
             let id = request.id.unwrap_or_else(|| "generated-1".to_owned());
-            let entry = entry(&id, request.language, request.cwd);
+            let mut entry = entry(&id, request.language, request.cwd);
+            if let Runner::Kernel(name) = request.runner {
+                entry.keeper = Keeper::Kernel { name: name.unwrap_or_else(|| "python3".to_owned()) };
+            }
             let mut sessions = self.sessions.lock().unwrap();
-            Ok(sessions.entry((tenant.0.clone(), id)).or_insert(entry).clone())
+            let place = (tenant.0.clone(), id);
+            let made = !sessions.contains_key(&place);
+            Ok((sessions.entry(place).or_insert(entry).clone(), made))
         })
     }
 
-    fn session_delete<'a>(&'a self, tenant: &'a TenantId, id: &'a str) -> Pending<'a, bool> {
-        Box::pin(
-            async move { self.sessions.lock().unwrap().remove(&(tenant.0.clone(), id.to_owned())).is_some() },
-        )
+    fn session_delete<'a>(&'a self, tenant: &'a TenantId, tiers: Tiers, id: &'a str) -> Pending<'a, bool> {
+        Box::pin(async move {
+            let mut sessions = self.sessions.lock().unwrap();
+            let place = (tenant.0.clone(), id.to_owned());
+            sessions.get(&place).is_some_and(|entry| holds(tiers, entry)) && sessions.remove(&place).is_some()
+        })
     }
 
-    fn sessions_clear<'a>(&'a self, tenant: &'a TenantId) -> Pending<'a, usize> {
+    fn sessions_clear<'a>(&'a self, tenant: &'a TenantId, tiers: Tiers) -> Pending<'a, usize> {
         Box::pin(async move {
             let mut sessions = self.sessions.lock().unwrap();
             let before = sessions.len();
-            sessions.retain(|(owner, _), _| *owner != tenant.0);
+            sessions.retain(|(owner, _), entry| *owner != tenant.0 || !holds(tiers, entry));
             before - sessions.len()
         })
+    }
+
+    fn backends(&self) -> Backends {
+        let kernels = vec!["python3".to_owned()];
+        Backends { python: Some("native"), jupyter: Some("kernel"), kernels, endpoint: None }
+    }
+
+    fn kernel_info(&self, _: &TenantId) -> KernelInfo {
+        KernelInfo {
+            kernels: vec!["python3".to_owned()],
+            detection: "ipykernel 7.4.0 via /usr/bin/python3".to_owned(),
+            sessions: 0,
+            sessions_max: 5,
+            idle_max: Duration::from_secs(300),
+        }
     }
 
     fn code_info<'a>(&'a self, _: &'a TenantId) -> Pending<'a, CodeInfo> {
         Box::pin(async {
             CodeInfo {
                 backend: Some("native"),
+                kernels: vec!["python3".to_owned()],
                 python: Some("3.11.2".to_owned()),
                 node: Some("v20.20.2".to_owned()),
                 sessions_max: 20,

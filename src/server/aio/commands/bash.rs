@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::super::PathId;
 use super::super::refuse::{Generation, InvalidBody, RefusedBody};
-use super::super::v2::PathId;
 use super::wire::{
     BashCreateRequest, BashOutputRequest, BashRequest, Body, CommandOutputData, CommandRunData,
     CommandSessionData, bash_create_request, bash_output_request, bash_request,

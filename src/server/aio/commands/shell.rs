@@ -14,8 +14,8 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::super::PathId;
 use super::super::refuse::{Generation, Invalid, InvalidBody, RefusedBody};
-use super::super::v2::PathId;
 use super::wire::{Body, cut_middle, timestamp};
 use super::{Waits, done, hint, ok_sized, refusal};
 use crate::commands::{

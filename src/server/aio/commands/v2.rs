@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::super::PathId;
 use super::super::refuse::{self, Generation, InvalidBody, RefusedBody};
-use super::super::v2::PathId;
 use super::wire::{
     Body, CommandOutputData, CommandRequest, CommandRunData, CommandSessionData, CommandSessionRequest,
     NoRun, create_request, output_query, run_request,

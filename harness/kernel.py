@@ -1,0 +1,313 @@
+"""The kernel backend inside a sandbox: ipykernel's own shell with the harness's pipes in place of its sockets.
+
+Loaded by `harness.py` when the first cell asks for a kernel, and built beforehand by a `python-data` zygote. It is
+ipykernel's class and not a likeness of it, because libraries decide by its name and its traits what to show.
+Everything it publishes becomes an event of the cell that runs; without one it goes nowhere.
+
+Building a shell changes much of the process (builtins, filters of warnings, the environment, matplotlib's backend).
+A zygote undoes that with `put_aside()`, so that native cells see no trace of it; `take_over()` does it again.
+"""
+
+import builtins
+import json
+import os
+import signal
+import sys
+import warnings
+
+INLINE = "module://matplotlib_inline.backend_inline"
+NO_NETWORK = (
+    "There is no network in this sandbox, so pip finds no index. Packages that are installed already need no pip;"
+    " a wheel among your files is installed with: %pip install --no-index ./NAME.whl"
+)
+# pip would try for a minute to reach what is not there.
+PIP_ENVIRONMENT = {"PIP_RETRIES": "0", "PIP_DEFAULT_TIMEOUT": "1", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+# What one cell may publish, in bytes of its frames: below the daemon's bound for a cell, and enough for the daemon to
+# see that a cell passed its cap of characters.
+PUBLISHED_BYTES_MAX = 15_000_000
+
+_encode, _getpid = json.JSONEncoder().encode, os.getpid
+
+
+class Publisher:
+    """Turns what the shell publishes into event frames."""
+
+    def __init__(self):
+        self.nonce = self.send = self.recorder = None
+        self.pid = -1
+        self.published = 0
+        self.failed = None  # the last error that was shown, as JSON
+
+    def open(self, nonce, recorder, send):
+        self.nonce, self.recorder, self.send = nonce, recorder, send
+        self.pid, self.published, self.failed = _getpid(), 0, None
+
+    def close(self):
+        self.nonce = None
+
+    def publish(self, kind, content):
+        # A forked child has no cell of its own, and a thread may outlive its cell.
+        if self.nonce is None or _getpid() != self.pid:
+            return
+        event = EVENTS.get(kind)
+        if event is None:
+            return
+        body = event(content)
+        if kind == "error":
+            self.failed = body
+        frame = '\n{"nonce":%s,"event":%s}\n' % (self.nonce, body)
+        if self.published <= PUBLISHED_BYTES_MAX < self.published + len(frame):
+            self.published += len(frame)
+            frame = '\n{"nonce":%s,"event":"dropped"}\n' % self.nonce
+        elif self.published > PUBLISHED_BYTES_MAX:
+            return
+        else:
+            self.published += len(frame)
+            self.recorder.note("r", 1)
+        self.send(frame.encode("ascii"))
+
+
+def bundle_event(name):
+    def event(content):
+        display_id = (content.get("transient") or {}).get("display_id")
+        more = "" if display_id is None else ',"id":%s' % _encode(str(display_id))
+        data, metadata = _encode(content.get("data") or {}), _encode(content.get("metadata") or {})
+        return '"%s","data":%s,"metadata":%s%s' % (name, data, metadata, more)
+
+    return event
+
+
+def clear_event(content):
+    return '"clear","wait":%s' % ("true" if content.get("wait") else "false")
+
+
+def error_event(content):
+    fields = {"ename": str(content["ename"]), "evalue": str(content["evalue"])}
+    fields["traceback"] = [str(line) for line in content["traceback"]]
+    return '"error","error":%s' % _encode(fields)
+
+
+EVENTS = {
+    "display_data": bundle_event("display"),
+    "update_display_data": bundle_event("update"),
+    "execute_result": bundle_event("result"),
+    "clear_output": clear_event,
+    "error": error_event,
+}
+
+
+def shell_classes(publisher):
+    """Made late: the imports are what this costs."""
+    from ipykernel.zmqshell import ZMQInteractiveShell
+    from jupyter_client.session import Session
+
+    class Pipe(Session):
+        """A session that has neither sockets nor keys."""
+
+        def msg(self, msg_type, content=None, parent=None, header=None, metadata=None):
+            header = {"msg_id": "", "msg_type": msg_type} if header is None else header
+            return {
+                "header": header,
+                "msg_id": header["msg_id"],
+                "msg_type": msg_type,
+                "parent_header": {},
+                "content": {} if content is None else content,
+                "metadata": {} if metadata is None else metadata,
+            }
+
+        def send(self, stream, msg_or_type, content=None, *args, **kwargs):
+            if isinstance(msg_or_type, dict):
+                publisher.publish(msg_or_type["msg_type"], msg_or_type["content"])
+            else:
+                publisher.publish(msg_or_type, content or {})
+
+    class Shell(ZMQInteractiveShell):
+        def enable_gui(self, gui=None):
+            """There is no event loop of a window system to join."""
+
+        def ask_exit(self):
+            # The daemon ends sessions, cells do not: like sys.exit(), it is an error of this cell.
+            raise SystemExit(0)
+
+    Shell.__name__ = Shell.__qualname__ = ZMQInteractiveShell.__name__
+    Shell.__module__ = ZMQInteractiveShell.__module__
+    return Shell, Pipe
+
+
+class Surroundings:
+    """What building a shell changes in the process, as it is at one moment."""
+
+    def __init__(self):
+        self.builtins = {name: getattr(builtins, name) for name in WATCHED_BUILTINS if hasattr(builtins, name)}
+        self.sys = {name: getattr(sys, name) for name in WATCHED_SYS if hasattr(sys, name)}
+        self.path, self.main = list(sys.path), sys.modules.get("__main__")
+        self.filters = list(warnings.filters)
+        self.environment = dict(os.environ)
+
+    def restore(self):
+        restore_names(builtins, WATCHED_BUILTINS, self.builtins)
+        restore_names(sys, WATCHED_SYS, self.sys)
+        sys.path[:], sys.modules["__main__"] = self.path, self.main
+        if list(warnings.filters) != self.filters:
+            warnings.filters[:] = self.filters
+            warnings._filters_mutated()
+        for name in set(os.environ) - set(self.environment):
+            del os.environ[name]
+        for name, value in self.environment.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+
+
+WATCHED_BUILTINS = ("display", "get_ipython", "__IPYTHON__", "_", "exit", "quit", "input", "print")
+WATCHED_SYS = ("displayhook", "excepthook", "ps1", "ps2", "ps3", "argv", "stdout", "stderr", "stdin", "last_exc")
+
+
+def restore_names(module, names, values):
+    for name in names:
+        if name in values:
+            if getattr(module, name, None) is not values[name]:
+                setattr(module, name, values[name])
+        elif hasattr(module, name):
+            delattr(module, name)
+
+
+def pip_magic(shell):
+    def pip(line):
+        """Run pip, which has no network here."""
+        from IPython.core.magics.packaging import PackagingMagics
+
+        for name, value in PIP_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        PackagingMagics(shell).pip(line)
+        words = line.split()
+        wants_index = any(word in ("install", "download", "wheel", "index", "search") for word in words)
+        if wants_index and "--no-index" not in words and shell.user_ns.get("_exit_code"):
+            print(NO_NETWORK, file=sys.stderr)
+
+    return pip
+
+
+class Kernel:
+    """One shell. Built once, taken over by at most one session."""
+
+    def __init__(self):
+        self.publisher = Publisher()
+        self.native = Surroundings()
+        # Before anything is imported that looks for it.
+        os.environ["MPLBACKEND"] = INLINE
+        self.shell = self.build()
+        self.forbid_input()
+        self.own = Surroundings()
+
+    def build(self):
+        shell_class, session_class = shell_classes(self.publisher)
+        from ipykernel.compiler import XCachingCompiler
+        from traitlets.config import Config
+
+        config = Config()
+        config.HistoryManager.enabled = False  # its thread and its database
+        shell_class.compiler_class = XCachingCompiler
+        shell = shell_class.instance(config=config)
+        session = session_class(parent=shell)
+        for part in (shell.displayhook, shell.display_pub):
+            part.session, part.pub_socket = session, None
+        shell.displayhook.topic = b""
+        shell.display_pub.topic = b""
+        shell.register_magic_function(pip_magic(shell), magic_name="pip")
+        return shell
+
+    def forbid_input(self):
+        from IPython.core.error import StdinNotImplementedError
+
+        def input(prompt=""):  # noqa: A001
+            raise StdinNotImplementedError("raw_input was called, but this frontend does not support input requests.")
+
+        def getpass(prompt="", stream=None, **more):
+            raise StdinNotImplementedError("getpass was called, but this frontend does not support input requests.")
+
+        self.input, self.getpass = input, getpass
+        builtins.input = input
+
+    # --- in a zygote --------------------------------------------------------------------------------------------------
+
+    def put_aside(self):
+        """Leaves the process as if no shell had been built."""
+        self.shell.reset(new_session=False)
+        self.shell.execution_count = 1
+        self.shell.history_manager.reset()
+        self.shell.compile._filename_map.clear()
+        self.own = Surroundings()
+        self.leave_inline()
+        self.close_loop()
+        for cls in type(self.shell)._walk_mro():
+            cls._instance = None
+        self.native.restore()
+
+    def close_loop(self):
+        """An event loop holds descriptors: each fork makes its own."""
+        from IPython.core.async_helpers import get_asyncio_loop
+
+        get_asyncio_loop().close()
+
+    def leave_inline(self):
+        matplotlib = sys.modules.get("matplotlib")
+        if matplotlib is not None and "matplotlib.pyplot" in sys.modules:
+            sys.modules["matplotlib.pyplot"].switch_backend("agg")
+            matplotlib.interactive(False)
+
+    def take_over(self, session):
+        """The session's cells are this shell's from now on."""
+        shell = self.shell
+        for cls in type(shell)._walk_mro():
+            cls._instance = shell
+        own, here = self.own, Surroundings()
+        own.sys = dict(own.sys, stdout=here.sys["stdout"], stderr=here.sys["stderr"], stdin=here.sys["stdin"])
+        own.builtins["print"] = here.builtins["print"]
+        own.path = here.path
+        changed = {name: value for name, value in own.environment.items() if self.native.environment.get(name) != value}
+        own.environment = dict(here.environment, **changed)
+        own.restore()
+        if "matplotlib.pyplot" in sys.modules:
+            self.enter_inline()
+        session.main = shell.user_module
+        # However the daemon was started: an interrupt is an exception of the cell.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    def enter_inline(self):
+        from IPython.core.pylabtools import activate_matplotlib
+
+        activate_matplotlib(INLINE)
+        from matplotlib_inline.backend_inline import configure_inline_support
+
+        configure_inline_support(self.shell, INLINE)
+
+    # --- cells --------------------------------------------------------------------------------------------------------
+
+    def cell(self, code, nonce, recorder, send):
+        """Runs one cell. Returns its error as JSON; everything else has been published by then."""
+        publisher, shell = self.publisher, self.shell
+        publisher.open(nonce, recorder, send)
+        try:
+            result = shell.run_cell(code, store_history=True)
+            self.show_pages()
+        finally:
+            publisher.close()
+        if result.success and not shell._last_traceback_during_displayhook:
+            return "null"
+        return (publisher.failed or error_event(self.unshown(result))).partition('"error":')[2]
+
+    def unshown(self, result):
+        error = result.error_before_exec or result.error_in_exec
+        return {"ename": type(error).__name__, "evalue": str(error), "traceback": []}
+
+    def show_pages(self):
+        """`name?` and its like open a pager in a notebook's page; here they are an output."""
+        manager = self.shell.payload_manager
+        for payload in manager.read_payload():
+            if payload.get("source") == "page":
+                self.publisher.publish("display_data", {"data": payload["data"], "metadata": {}})
+        manager.clear_payload()
+
+    def warm(self):
+        self.shell.run_cell("pass", store_history=False)
