@@ -238,6 +238,14 @@ def conformance(name, limit_s, selection, daemon_env=None, key=None, account=Non
     return suite
 
 
+def commands_conformance():
+    """The command planes, of a daemon of root's and of an ordinary account's."""
+    suites_of = [conformance("aio-commands", 300, "later", files=["test_commands.py"])]
+    if IS_ROOT:
+        suites_of.append(conformance("aio-commands-account", 300, "later", account=ORDINARY, files=["test_commands.py"]))
+    return suites_of
+
+
 def cases(name, daemon_env):
     return Suite(
         name, 600, daemon_env, lambda daemon: [sys.executable, "-u", os.path.join(SHARED, "cases/run_cases.py"), "--only", CASES],
@@ -255,6 +263,14 @@ def attacks(name, limit_s, only=None, skip="", extra=(), daemon_env=None):
                         "--api-key", "KEYA", "--other-key", "KEYB", "--canary-env", CANARY,
                         "--json", os.path.join(LOGS, name + ".json"), *chosen],
         attacks_counts, r"(ESCAPED|LEAKED|ERROR|error:|not judged) ?")
+
+
+def attacks_through_commands(name, limit_s):
+    """The same programs as commands, which a caller starts from a shell's seat and not an interpreter's."""
+    suite = attacks(name, limit_s)
+    argv = suite.argv
+    suite.argv = lambda daemon: [*argv(daemon)[:2], os.path.join(ROOT, "tests/attack_commands.py"), *argv(daemon)[3:]]
+    return suite
 
 
 def attacks_below(posture, lacks, escapes, account=None, tenants=2):
@@ -289,11 +305,13 @@ def suites():
         conformance("aio-native", 1200, FIRST_STAGE + ("nonroot" if IS_ROOT else "root")),
         *([conformance("aio-account", 1200, FIRST_STAGE + "root", account=ORDINARY)] if IS_ROOT else []),
         attacks("attacks-v1", 1500),
+        attacks_through_commands("attacks-commands", 1500),
         attacks("attacks-kernel", 1500, daemon_env=KERNEL),
         attacks_below("root", ["--user-namespaces"], ESCAPES["root"]),
         attacks_below("userns", [], ESCAPES["userns"], account=ORDINARY),
         attacks_below("uid", ["--namespaces"], ESCAPES["uid"]),
         attacks_below("process", ["--namespaces"], ESCAPES["process"], account=ORDINARY, tenants=1),
+        *commands_conformance(),
         cases("cases", NATIVE),
         cases("cases-kernel", KERNEL),
         conformance("aio-kernel", 900, "(not later or jupyter or node) and not native and not auth and not " + ("nonroot" if IS_ROOT else "root"), KERNEL),

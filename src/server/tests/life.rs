@@ -46,7 +46,7 @@ async fn start(
 ) -> (std::net::SocketAddr, CancellationToken, tokio::task::JoinHandle<std::io::Result<()>>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let state = AppState::new(Arc::new(config(variables)), Arc::new(Fake::default()));
+    let state = state_with(config(variables), Fake::default());
     let shutdown = CancellationToken::new();
     let serving = tokio::spawn(serve(vec![listener], state, shutdown.clone()));
     (address, shutdown, serving)
@@ -104,7 +104,7 @@ async fn stopping_finishes_what_runs_and_refuses_what_comes() {
 async fn an_open_daemon_does_not_serve_beyond_loopback() {
     let serving = |variables: &'static [(&'static str, &'static str)]| async move {
         let listener = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
-        let state = AppState::new(Arc::new(config(variables)), Arc::new(Fake::default()));
+        let state = state_with(config(variables), Fake::default());
         let shutdown = CancellationToken::new();
         shutdown.cancel();
         serve(vec![listener], state, shutdown).await
