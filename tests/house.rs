@@ -21,12 +21,19 @@ const LEANINGS: &[(&str, &[&str])] = &[
     ("harness", &["engine", "launcher::client", "launcher::plan"]),
     // Inside a sandbox: nothing of the daemon's or the launcher's.
     ("inside", &["sys"]),
+    ("inside::files", &["files::names", "files::wire", "sys"]),
+    ("files::names", &[]),
+    ("files::wire", &["files::names"]),
+    (
+        "files",
+        &["engine", "launcher::client", "launcher::plan", "launcher::posture", "sys", "tenant", "zygote"],
+    ),
     ("telemetry", &["config::LogFormat"]),
     ("config", &["engine", "launcher::plan", "launcher::posture", "policy", "telemetry"]),
     ("cli", &["config", "engine", "launcher::posture"]),
     ("doctor", &["config", "launcher::client", "launcher::plan", "launcher::posture", "policy"]),
     ("supervisor", &["cli", "config", "launcher", "policy", "server", "sys", "telemetry"]),
-    ("daemon", &["config", "engine", "launcher::client", "server", "store", "sys"]),
+    ("daemon", &["config", "engine", "files", "launcher::client", "server", "store", "sys", "tenant"]),
     ("run", &["config", "engine", "launcher", "store", "supervisor", "sys"]),
     // The rows of its tables are types of those who keep them there.
     (
@@ -115,6 +122,7 @@ const LEANINGS: &[(&str, &[&str])] = &[
             "backend",
             "config",
             "engine",
+            "files",
             "launcher::client",
             "launcher::plan",
             "launcher::posture",
@@ -129,7 +137,7 @@ const LEANINGS: &[(&str, &[&str])] = &[
 ];
 
 /// What any family may use: the engine, and what the server offers to all of them; never another of `FAMILIES`.
-const FAMILY: &[&str] = &["server", "config", "engine", "session::id", "telemetry", "tenant"];
+const FAMILY: &[&str] = &["server", "config", "engine", "files", "session::id", "telemetry", "tenant"];
 const FAMILIES: &[&str] = &["server::aio", "server::librechat", "server::mcp"];
 
 #[test]

@@ -35,6 +35,7 @@ START_S, STOP_S, PIP_S = 90, 20, 600
 CASES = "S01,S02,S03,S04,S05,S06,S07,S08,S09,S10,S11,S13,S20,S21,S23,S24,S26,S27"
 CANARY = "CAISSON_CANARY_API_KEY=k0123456789abcdef"
 NATIVE, KERNEL = {"AIO_CODE_BACKEND": "native"}, {"AIO_CODE_BACKEND": "auto"}
+FILE_PLANES = ("test_files_v1.py", "test_files_v2.py", "test_seed_walkthrough.py")
 FIRST_STAGE = "not later and not kernel and not jupyter and not pandas and not matplotlib and not auth and not "
 
 processes = set()  # everything started and not yet ended, so that no way out leaves one behind
@@ -225,11 +226,11 @@ class Suite:
         return passed, failed, ["    " + line for line in lines] + ["%s (%d s)" % (what, time.monotonic() - started)]
 
 
-def conformance(name, limit_s, selection, daemon_env=None, key=None, account=None):
+def conformance(name, limit_s, selection, daemon_env=None, key=None, account=None, files=()):
     suite = Suite(
         name, limit_s, daemon_env or {},
         lambda daemon: [os.path.join(CLIENTS, "bin/python3"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
-                        "--color=no", "-m", selection],
+                        "--color=no", "-m", selection, *files],
         pytest_counts, r"(FAILED|ERROR) ",
         env=lambda daemon: {"BASE_URL": daemon.url, "AIO_TEST_TIMEOUT": "90", **({"AIO_API_KEY": key} if key else {})},
         cwd=os.path.join(SHARED, "conformance/aio"))
@@ -296,6 +297,7 @@ def suites():
         cases("cases", NATIVE),
         cases("cases-kernel", KERNEL),
         conformance("aio-kernel", 900, "(not later or jupyter or node) and not native and not auth and not " + ("nonroot" if IS_ROOT else "root"), KERNEL),
+        conformance("aio-files", 300, "not jupyter and not kernel and not " + ("nonroot" if IS_ROOT else "root"), files=FILE_PLANES),
         conformance("aio-auth", 300, "auth and not later", {"AIO_API_KEY": "suite-key-0123456789"}, "suite-key-0123456789"),
     ]
     if not IS_ROOT:

@@ -19,10 +19,12 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Config;
 use crate::engine::config::EngineConfig;
 use crate::engine::run::Engine;
+use crate::files::{FileSettings, Files};
 use crate::launcher::client::Client;
 use crate::server::{AppState, Wired, serve};
 use crate::store::Store;
 use crate::sys::{packet, reactor};
+use crate::tenant::Tenants;
 
 pub mod confine;
 
@@ -75,12 +77,15 @@ async fn live(start: DaemonStart, control: OwnedFd, listeners: Vec<TcpListener>)
     for note in &start.config.notes {
         tracing::warn!("{note}");
     }
+    let tenants = Tenants::new(store.clone());
     let engine = Engine::new(engine_config(&start), launcher.clone(), store);
+    let files = Files::new(file_settings(&start), Arc::new(launcher.clone()), tenants);
     tokio::select! {
         greeted = first_hello(&launcher) => greeted?,
         () = shutdown.cancelled() => return Ok(()),
     }
     let state = AppState::new(Arc::new(start.config), Arc::new(Wired(Arc::clone(&engine))));
+    let state = state.with_files(files);
     serve(listeners, state, shutdown).await?;
     engine.shutdown(STOP_MAX).await;
     Ok(())
@@ -145,6 +150,10 @@ async fn keep_launcher(control: OwnedFd, client: Client, shutdown: CancellationT
     }
     // Without a supervisor nobody starts anything again: end in order.
     shutdown.cancel();
+}
+
+fn file_settings(start: &DaemonStart) -> FileSettings {
+    FileSettings { default_user: start.config.default_user.clone(), daemon_account: start.account.clone() }
 }
 
 fn engine_config(start: &DaemonStart) -> EngineConfig {

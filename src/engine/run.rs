@@ -232,6 +232,8 @@ impl Engine {
             let found = hello.as_deref().and_then(|hello| select::runtime(hello, language));
             RuntimeInfo { available: found.is_some(), version: found.map(|it| it.version.clone()) }
         };
+        // Looks at an endpoint that has not been looked at for a while.
+        self.workers.remote_kernels().await;
         let Backends { python: backend, kernels, .. } = self.backends();
         let by_kernel = backend.is_some_and(|name| name != "native");
         CodeInfo {

@@ -63,13 +63,14 @@ async fn root() -> Response {
         "hint": null,
         "name": "caisson",
         "version": VERSION,
-        "features": ["python", "javascript", "sessions"],
+        "features": ["python", "javascript", "sessions", "files"],
         "endpoints": {
             "health": "/health",
             "openapi": "/openapi.json",
             "execute": "/v2/code/execute",
             "info": "/v2/code/info",
             "sessions": "/v2/code/sessions",
+            "files": "/v2/fs/list",
             "capabilities": "/v1/capabilities",
         },
     });
@@ -192,11 +193,13 @@ fn capabilities_body(state: &AppState) -> Value {
         "str_replace_editor",
         "watch",
     ];
-    let none_of: Map<String, Value> = files.into_iter().map(|name| (name.to_owned(), json!(false))).collect();
+    let offered = |name: &str| state.files().is_some() && name != "watch";
+    let files: Map<String, Value> =
+        files.into_iter().map(|name| (name.to_owned(), json!(offered(name)))).collect();
     let absent = |what: &str| json!({ "status": "absent", "missing": [what], "warnings": [] });
     json!({
         "schema": CAPABILITIES_SCHEMA,
-        "files": none_of,
+        "files": files,
         "exec": { "shell": false, "bash": false, "pty": false },
         "bins": { "bash": null, "sh": null, "ps": null, "powershell": null, "cmd": null },
         "code_interpreter": code_interpreter(hello.as_deref(), state.code().backends()),

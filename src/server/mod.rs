@@ -21,6 +21,7 @@ use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::config::Config;
+use crate::files::Files;
 
 mod aio;
 mod answer;
@@ -54,6 +55,8 @@ struct Inner {
     code: Arc<dyn CodeEngine>,
     keyring: auth::Keyring,
     guard: Option<guard::Guard>,
+    /// Absent in tests of the other planes.
+    files: Option<Arc<Files>>,
     lifecycle: Lifecycle,
     documents: openapi::Documents,
 }
@@ -64,7 +67,13 @@ impl AppState {
         let guard = keyring.is_open().then(|| guard::Guard::new(&config));
         let documents = openapi::Documents::of(routes(&config).into_openapi());
         let lifecycle = Lifecycle::default();
-        AppState(Arc::new(Inner { config, code, keyring, guard, lifecycle, documents }))
+        AppState(Arc::new(Inner { config, code, keyring, guard, files: None, lifecycle, documents }))
+    }
+
+    /// Adds the file planes, before anybody else has this state.
+    pub fn with_files(mut self, files: Arc<Files>) -> AppState {
+        Arc::get_mut(&mut self.0).expect("the state was just made").files = Some(files);
+        self
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -73,6 +82,10 @@ impl AppState {
 
     pub(crate) fn code(&self) -> &dyn CodeEngine {
         self.0.code.as_ref()
+    }
+
+    pub(crate) fn files(&self) -> Option<&Arc<Files>> {
+        self.0.files.as_ref()
     }
 
     /// The engine for work that outlives its handler.
