@@ -671,6 +671,8 @@ def main():
         try:
             with live.Daemon(name, env) as daemon:
                 client, plane = daemon.client("KEYA"), Plane(daemon, "KEYA")
+                plane.read("/tmp/first")
+                before = live.count_of("/proc/%s/fd/*" % daemon.tree().daemon)
                 for title, test in chosen:
                     started = time.monotonic()
                     try:
@@ -682,6 +684,11 @@ def main():
                     print("%s %s (%.1f s)%s" % ("FAILED" if trouble else "ok    ", title, time.monotonic() - started, ": " + trouble[:1500] if trouble else ""), flush=True)
                     if daemon.process.poll() is not None:
                         break
+                # Two helpers more than at the beginning (nobody's, another tenant's), and their connections.
+                held = live.wait_until(lambda: live.count_of("/proc/%s/fd/*" % daemon.tree().daemon) <= before + 20, 15)
+                passed, failed = passed + bool(held), failed + (not held)
+                print("%s descriptors of the daemon: %d before, %d after" % (
+                    "ok    " if held else "FAILED", before, live.count_of("/proc/%s/fd/*" % daemon.tree().daemon)), flush=True)
             left = daemon.leftovers()
             if left:
                 failed += 1
