@@ -397,6 +397,13 @@ def owners(daemon, client, plane):
     sudo = plane.post("/v1/file/write", file="/tmp/owned-sudo", content="x", sudo=True)
     needs(sudo.body["success"], sudo)
     needs(run_guest(client, "import os\nprint(os.stat('/tmp/owned-sudo').st_uid)").stdout.strip() == "1000", "sudo")
+    for path in ("/tmp", "/home/sandbox", "/mnt/data"):
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            tar.addfile(tarfile.TarInfo("from-a-tree"))
+        done = plane.put_tree(path, archive.getvalue())
+        needs(done.status == 200 and done.data["mode"] == "merge", done)
+        needs(plane.read(path + "/from-a-tree").status == 200, path)
     for user in ("alice", "root", "0", "caisson"):
         refused = plane.write("/tmp/owned-x", "x", user=user)
         needs(refused.status == 400, refused)
