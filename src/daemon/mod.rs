@@ -174,6 +174,7 @@ fn engine_config(start: &DaemonStart) -> EngineConfig {
         slots_max: config.slots_max,
         code_prewarm: config.code_prewarm,
         kernel_prewarm: config.kernel.prewarm,
+        endpoint: config.jupyter_endpoint.clone(),
         code_backend: config.code_backend,
         prefill_default: config.api_keys.is_empty(),
         default_user: config.default_user.clone(),
