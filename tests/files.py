@@ -397,6 +397,13 @@ def owners(daemon, client, plane):
     sudo = plane.post("/v1/file/write", file="/tmp/owned-sudo", content="x", sudo=True)
     needs(sudo.body["success"], sudo)
     needs(run_guest(client, "import os\nprint(os.stat('/tmp/owned-sudo').st_uid)").stdout.strip() == "1000", "sudo")
+    for path in ("/tmp", "/home/sandbox", "/mnt/data"):
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            tar.addfile(tarfile.TarInfo("from-a-tree"))
+        done = plane.put_tree(path, archive.getvalue())
+        needs(done.status == 200 and done.data["mode"] == "merge", done)
+        needs(plane.read(path + "/from-a-tree").status == 200, path)
     for user in ("alice", "root", "0", "caisson"):
         refused = plane.write("/tmp/owned-x", "x", user=user)
         needs(refused.status == 400, refused)
@@ -671,6 +678,8 @@ def main():
         try:
             with live.Daemon(name, env) as daemon:
                 client, plane = daemon.client("KEYA"), Plane(daemon, "KEYA")
+                plane.read("/tmp/first")
+                before = live.count_of("/proc/%s/fd/*" % daemon.tree().daemon)
                 for title, test in chosen:
                     started = time.monotonic()
                     try:
@@ -682,6 +691,11 @@ def main():
                     print("%s %s (%.1f s)%s" % ("FAILED" if trouble else "ok    ", title, time.monotonic() - started, ": " + trouble[:1500] if trouble else ""), flush=True)
                     if daemon.process.poll() is not None:
                         break
+                # Two helpers more than at the beginning (nobody's, another tenant's), and their connections.
+                held = live.wait_until(lambda: live.count_of("/proc/%s/fd/*" % daemon.tree().daemon) <= before + 20, 15)
+                passed, failed = passed + bool(held), failed + (not held)
+                print("%s descriptors of the daemon: %d before, %d after" % (
+                    "ok    " if held else "FAILED", before, live.count_of("/proc/%s/fd/*" % daemon.tree().daemon)), flush=True)
             left = daemon.leftovers()
             if left:
                 failed += 1

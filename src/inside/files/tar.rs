@@ -216,16 +216,7 @@ pub(super) fn receive(
     finished: impl FnOnce() -> Outcome<Finish>,
 ) -> Outcome<Answer> {
     let to = view.find_making_parents(path)?;
-    view.require(&to.dir)?;
-    if let Ok(stat) = statat(&to.dir, &to.name[..], AtFlags::SYMLINK_NOFOLLOW)
-        && FileType::from_raw_mode(stat.st_mode) != FileType::Directory
-    {
-        return Err(Fault::errno(Errno::NOTDIR));
-    }
-    if to.name == b"." {
-        view.require(&open_dir(&to.dir, b".")?)?;
-    }
-    let staging = Staging::beside(&to, name_of(token)?)?;
+    let staging = Staging::of(view, &to, name_of(token)?)?;
     let entries = unpack(clock, &staging, pipe, bytes_max)?;
     finished()?;
     fchmod(&staging.open()?, Mode::from(0o755))?;
@@ -233,7 +224,7 @@ pub(super) fn receive(
     Ok(Answer::TreeReceived { entries, mode })
 }
 
-fn unpack(clock: &Clock, staging: &Staging<'_>, pipe: OwnedFd, bytes_max: u64) -> Outcome<u64> {
+fn unpack(clock: &Clock, staging: &Staging, pipe: OwnedFd, bytes_max: u64) -> Outcome<u64> {
     let meter = Meter { between: BETWEEN_BYTES_MAX, total: HEADERS_BYTES_MAX + bytes_max };
     let left = Rc::new(RefCell::new(meter));
     let stream = Renewing { stream: File::from(pipe), clock };

@@ -466,6 +466,8 @@ fn what_a_dead_helper_left_is_cleared_by_its_token() {
     let clear = |path: &str, token: &str| Op::Clear { path: Some(path.to_owned()), token: token.to_owned() };
     stand.ok(clear("target", "t1"));
     stand.ok(clear("d/target", "t2"));
+    fs::create_dir_all(stand.space().join("d/.caisson-t3")).expect("made");
+    stand.ok(clear("d", "t3"));
     stand.ok(clear("target", "never"));
     assert_eq!(stand.fault(clear("target", "../x")), FaultKind::InvalidPath);
     assert_eq!(stand.names(), ["d"]);
@@ -522,6 +524,19 @@ fn a_tree_goes_out_and_comes_back() {
     assert_eq!(stand.read("copy/a", None), Ok("abc".to_owned()));
     assert_eq!(stand.read("copy/mine", None), Ok("mine".to_owned()));
     assert_eq!(stand.names(), ["copy", "t"]);
+    assert_eq!(
+        stand.stream(tree_in("."), &bytes, true),
+        received(4, TreeMode::Merge),
+        "the space's own folder"
+    );
+    assert_eq!(stand.read("a", None), Ok("abc".to_owned()));
+    for name in ["a", "link", &"x".repeat(200)] {
+        stand.ok(Op::Delete { path: name.to_owned(), recursive: true });
+    }
+    assert_eq!(
+        stand.stream(tree_in("t/a"), &bytes, true).map_err(|fault| fault.kind),
+        Err(FaultKind::InvalidPath)
+    );
     let cut = &bytes[..bytes.len() / 2];
     assert!(stand.stream(tree_in("half"), cut, false).is_err());
     assert_eq!(stand.names(), ["copy", "t"]);

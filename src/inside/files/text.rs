@@ -9,7 +9,7 @@ use regex::bytes::{Regex, RegexBuilder};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fchmod, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
-use super::place::{Spot, View, not_regular};
+use super::place::{Spot, View, not_regular, open_dir};
 use super::{Clock, Outcome};
 use crate::files::wire::{
     Answer, Fault, FaultKind, Finish, LIST_ENTRIES_MAX, RESULT_BYTES_MAX, TEXT_BYTES_MAX,
@@ -82,11 +82,17 @@ fn beside(path: Option<&str>) -> String {
 /// Removes what a helper that died left of a stream to `path`.
 pub(super) fn clear(view: &View, clock: &Clock, path: Option<&str>, token: &str) -> Outcome<Answer> {
     let (spot, name) = (view.find(&beside(path))?, name_of(token)?);
-    view.require(&spot.dir)?;
-    match unlinkat(&spot.dir, name.as_str(), AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => {}
-        Err(Errno::ISDIR) => super::tree::remove_tree(clock, &spot.dir, name.as_bytes())?,
-        Err(error) => return Err(error.into()),
+    // A tree that was to be joined with a folder was unpacked in that.
+    let target = open_dir(&spot.dir, &spot.name).ok();
+    for dir in target.iter().chain([&spot.dir]) {
+        if view.require(dir).is_err() {
+            continue;
+        }
+        match unlinkat(dir, name.as_str(), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::ISDIR) => super::tree::remove_tree(clock, dir, name.as_bytes())?,
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(Answer::Cleared)
 }

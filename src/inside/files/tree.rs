@@ -134,7 +134,6 @@ pub(super) fn copy(
 ) -> Outcome<Answer> {
     let from = view.find(source)?;
     let to = view.find_making_parents(destination)?;
-    view.require(&to.dir)?;
     let Counted { files, bytes } = copy_between(view, clock, &from, &to, overwrite)?;
     Ok(Answer::Copied { files, bytes })
 }
@@ -148,6 +147,7 @@ fn copy_between(view: &View, clock: &Clock, from: &Spot, to: &Spot, overwrite: b
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => copy_tree(view, clock, from, to),
         FileType::Symlink => {
+            view.require(&to.dir)?;
             let target = readlinkat(&from.dir, &from.name[..], Vec::new())?;
             if there.is_ok() {
                 unlinkat(&to.dir, &to.name[..], AtFlags::empty())?;
@@ -156,6 +156,7 @@ fn copy_between(view: &View, clock: &Clock, from: &Spot, to: &Spot, overwrite: b
             Ok(Counted { files: 1, bytes: 0 })
         }
         _ => {
+            view.require(&to.dir)?;
             let bytes = copy_file(view, clock, from, to)?;
             Ok(Counted { files: 1, bytes })
         }
@@ -178,56 +179,70 @@ fn copy_file(view: &View, clock: &Clock, from: &Spot, to: &Spot) -> Outcome<u64>
 fn copy_tree(view: &View, clock: &Clock, from: &Spot, to: &Spot) -> Outcome<Counted> {
     let top = open_dir(&from.dir, &from.name)?;
     view.require(&top)?;
-    if view.is_below(&to.dir, &top)? {
+    let into_itself =
+        open_dir(&to.dir, &to.name).is_ok_and(|there| view.is_below(&there, &top).unwrap_or(true));
+    if into_itself || view.is_below(&to.dir, &top)? {
         return Err(Fault::text(FaultKind::InvalidTarget, "a folder cannot be copied into itself"));
     }
     let mode = Mode::from(fstat(&top)?.st_mode & 0o777);
-    let staging = Staging::beside(to, temporary_name())?;
+    let staging = Staging::of(view, to, temporary_name())?;
     let counted = copy_below(clock, top, &staging)?;
     fchmod(&staging.open()?, mode)?;
     staging.put(clock, to)?;
     Ok(counted)
 }
 
-/// A folder that is filled under a temporary name; removed when dropped before it is put in its place.
-pub(super) struct Staging<'a> {
-    spot: &'a Spot,
+/// A folder that is filled under a temporary name; removed when dropped before it is put in its place. It lies
+/// beside where it will go, or in the folder that it will be joined with.
+pub(super) struct Staging {
+    dir: OwnedFd,
     name: String,
+    /// The folder that is there.
+    joins: Option<OwnedFd>,
     is_kept: bool,
 }
 
-impl<'a> Staging<'a> {
-    pub(super) fn beside(spot: &'a Spot, name: String) -> Outcome<Staging<'a>> {
-        mkdirat(&spot.dir, name.as_str(), Mode::from(0o700))?;
-        Ok(Staging { spot, name, is_kept: false })
+impl Staging {
+    pub(super) fn of(view: &View, to: &Spot, name: String) -> Outcome<Staging> {
+        let (dir, joins) = match open_dir(&to.dir, &to.name) {
+            Ok(there) => (there.try_clone()?, Some(there)),
+            Err(Errno::NOENT) => (to.dir.try_clone()?, None),
+            Err(error) => return Err(error.into()),
+        };
+        view.require(&dir)?;
+        mkdirat(&dir, name.as_str(), Mode::from(0o700))?;
+        Ok(Staging { dir, name, joins, is_kept: false })
     }
 
     pub(super) fn open(&self) -> Outcome<OwnedFd> {
-        Ok(open_dir(&self.spot.dir, self.name.as_bytes())?)
+        Ok(open_dir(&self.dir, self.name.as_bytes())?)
     }
 
     /// Renames it into place, or moves what it holds into the folder that is there. True for the first.
     pub(super) fn put(mut self, clock: &Clock, to: &Spot) -> Outcome<bool> {
-        let from = Spot { dir: self.spot.dir.try_clone()?, name: self.name.clone().into_bytes() };
-        match rename(&from, to, false) {
-            Ok(()) => {
-                self.is_kept = true;
-                Ok(true)
-            }
-            Err(Errno::EXIST | Errno::NOTEMPTY) => {
-                merge(clock, self.open()?, open_dir(&to.dir, &to.name)?)?;
-                Ok(false)
-            }
-            Err(error) => Err(error.into()),
-        }
+        let from = Spot { dir: self.dir.try_clone()?, name: self.name.clone().into_bytes() };
+        let there = match self.joins.take() {
+            Some(there) => there,
+            None => match rename(&from, to, false) {
+                Ok(()) => {
+                    self.is_kept = true;
+                    return Ok(true);
+                }
+                // Somebody has made one meanwhile.
+                Err(Errno::EXIST | Errno::NOTEMPTY) => open_dir(&to.dir, &to.name)?,
+                Err(error) => return Err(error.into()),
+            },
+        };
+        merge(clock, self.open()?, there)?;
+        Ok(false)
     }
 }
 
-impl Drop for Staging<'_> {
+impl Drop for Staging {
     fn drop(&mut self) {
         if !self.is_kept {
             // A guest may have taken it away.
-            let _ = remove_tree(&Clock::for_clearing(), &self.spot.dir, self.name.as_bytes());
+            let _ = remove_tree(&Clock::for_clearing(), &self.dir, self.name.as_bytes());
         }
     }
 }
@@ -279,7 +294,7 @@ impl Follower {
     }
 }
 
-fn copy_below(clock: &Clock, top: OwnedFd, staging: &Staging<'_>) -> Outcome<Counted> {
+fn copy_below(clock: &Clock, top: OwnedFd, staging: &Staging) -> Outcome<Counted> {
     let mut counted = Counted::default();
     let mut to = Follower::new(staging.open()?);
     Walk::new(top, clock, false)?.run(|_, step| {

@@ -2,6 +2,9 @@
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use axum::body::Body;
@@ -10,10 +13,12 @@ use axum::extract::{FromRequest, Multipart, Request};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures_util::stream::try_unfold;
+use futures_util::stream::{Stream, StreamExt, try_unfold, unfold};
 use http_body_util::BodyExt;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
+use tokio::sync::mpsc;
+use tracing::Instrument;
 use utoipa::ToSchema;
 
 use super::files_answer::{About, failed};
@@ -287,7 +292,7 @@ async fn body(
         let piece = sending.next().await?;
         Ok::<_, std::io::Error>(piece.map(|piece| (piece, sending)))
     });
-    let mut response = Response::new(Body::from_stream(stream));
+    let mut response = Response::new(paced(stream, STREAM_IDLE_MAX));
     *response.status_mut() = status;
     set(&mut response, header::CONTENT_LENGTH, &bytes.to_string());
     Ok(response)
@@ -310,6 +315,42 @@ impl Sending {
         self.left.start += piece.len() as u64;
         Ok(Some(piece))
     }
+}
+
+/// A body that is given up, with all that it holds, once its caller has read nothing for `idle_max`. Two pieces are
+/// held at most.
+fn paced(pieces: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static, idle_max: Duration) -> Body {
+    let (sender, receiver) = mpsc::channel(1);
+    let is_whole = Arc::new(AtomicBool::new(false));
+    let sent_whole = Arc::clone(&is_whole);
+    let sending = async move {
+        let mut pieces = pin!(pieces);
+        while let Some(piece) = pieces.next().await {
+            let is_last = piece.is_err();
+            match tokio::time::timeout(idle_max, sender.send(piece)).await {
+                Ok(Ok(())) if !is_last => {}
+                Ok(_) => return,
+                Err(_) => {
+                    tracing::info!("a transfer is given up: its caller reads no further");
+                    return;
+                }
+            }
+        }
+        is_whole.store(true, Ordering::Release);
+    };
+    tokio::spawn(sending.in_current_span());
+    Body::from_stream(unfold(Some(receiver), move |receiver| {
+        let sent_whole = Arc::clone(&sent_whole);
+        async move {
+            let mut receiver = receiver?;
+            match receiver.recv().await {
+                Some(piece) => Some((piece, Some(receiver))),
+                None if sent_whole.load(Ordering::Acquire) => None,
+                // Without an error the end of a part would pass for the end of the whole.
+                None => Some((Err(std::io::Error::from(std::io::ErrorKind::TimedOut)), None)),
+            }
+        }
+    }))
 }
 
 // --- uploads -----------------------------------------------------------------------------------------------------
@@ -505,7 +546,7 @@ pub(super) async fn tree_out(state: &AppState, tenant: &TenantId, query: Option<
         };
         Ok::<_, std::io::Error>(piece.map(|piece| (piece, (None, outgoing))))
     });
-    let mut response = Response::new(Body::from_stream(stream));
+    let mut response = Response::new(paced(stream, STREAM_IDLE_MAX));
     attachment(&mut response, &format!("{}.tar", names::last(&path)), "application/x-tar");
     response
 }
@@ -604,6 +645,31 @@ mod tests {
             "attachment; filename=\"a___X: y.txt\"; filename*=UTF-8''a%22%0D%0AX%3A%20y.txt"
         );
         assert_eq!(disposition("größe"), "attachment; filename=\"gr__e\"; filename*=UTF-8''gr%C3%B6%C3%9Fe");
+    }
+
+    #[tokio::test]
+    async fn a_body_comes_whole_and_one_that_nobody_reads_is_given_up() {
+        let pieces = |count| {
+            let dropped = Arc::new(());
+            let held = Arc::downgrade(&dropped);
+            let stream = unfold((0, dropped), move |(at, dropped)| async move {
+                (at < count).then(|| (Ok(Bytes::from_static(b"piece")), (at + 1, dropped)))
+            });
+            (stream, held)
+        };
+        let body = paced(pieces(3).0, STREAM_IDLE_MAX);
+        assert_eq!(body.collect().await.unwrap().to_bytes(), "piecepiecepiece");
+
+        let (stream, held) = pieces(1_000);
+        let mut body = paced(stream, Duration::from_millis(20));
+        assert!(body.frame().await.unwrap().is_ok());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(held.strong_count(), 0, "what it held is free");
+        let mut last = Ok(0);
+        while let Some(frame) = body.frame().await {
+            last = frame.map(|_| 0);
+        }
+        assert!(last.is_err(), "and it does not end as if it were whole");
     }
 
     #[test]
