@@ -36,6 +36,7 @@ if stage build 1800 cargo test --release --locked --no-run -q && stage binary 90
   stage workloads 600 "$python" tests/workloads.py
   stage faults 900 "$python" -u tests/faults.py
   stage commands 900 "$python" -u tests/commands.py
+  stage files 600 "$python" -u tests/files.py
   stage suites 2400 "$python" tests/suites.py
 fi
 

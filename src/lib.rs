@@ -11,6 +11,7 @@ pub mod server;
 pub mod backend;
 pub mod commands;
 pub mod engine;
+pub mod files;
 pub mod harness;
 pub mod inside;
 pub mod session;

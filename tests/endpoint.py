@@ -135,6 +135,10 @@ class Routes(unittest.TestCase):
             raise
         cls.client = live.Client(cls.daemon.port)
 
+    def setUp(self):
+        # Another backend would pass many of these.
+        self.assertEqual(self.backend(), "endpoint")
+
     @classmethod
     def enter(cls, context):
         cls.stack.append(context)
@@ -181,7 +185,9 @@ class Routes(unittest.TestCase):
         self.assertTrue(within(10, lambda: not left()), left())
 
     def test_a_session_keeps_its_names_and_counts_its_cells(self):
+        before = {kernel["id"] for kernel in self.jupyter.kernels()}
         self.assertEqual(self.run_ok("x = 41", session="names").data["execution_count"], 1)
+        self.assertTrue({kernel["id"] for kernel in self.jupyter.kernels()} - before, "it has a kernel at the server")
         answer = self.run_ok("x + 1", session="names")
         self.assertEqual((answer.result, answer.data["execution_count"], answer.data["session_id"]), ("42", 2, "names"))
         self.end_session("names")

@@ -21,6 +21,13 @@ const LEANINGS: &[(&str, &[&str])] = &[
     ("harness", &["engine", "launcher::client", "launcher::plan"]),
     // Inside a sandbox: nothing of the daemon's or the launcher's.
     ("inside", &["sys"]),
+    ("inside::files", &["files::names", "files::wire", "sys"]),
+    ("files::names", &[]),
+    ("files::wire", &["files::names"]),
+    (
+        "files",
+        &["engine", "launcher::client", "launcher::plan", "launcher::posture", "sys", "tenant", "zygote"],
+    ),
     ("telemetry", &["config::LogFormat"]),
     (
         "commands",
@@ -43,7 +50,10 @@ const LEANINGS: &[(&str, &[&str])] = &[
     ("cli", &["config", "engine", "launcher::posture"]),
     ("doctor", &["config", "launcher::client", "launcher::plan", "launcher::posture", "policy"]),
     ("supervisor", &["cli", "config", "launcher", "policy", "server", "sys", "telemetry"]),
-    ("daemon", &["commands", "config", "engine", "launcher::client", "server", "store", "sys"]),
+    (
+        "daemon",
+        &["commands", "config", "engine", "files", "launcher::client", "server", "store", "sys", "tenant"],
+    ),
     ("run", &["config", "engine", "launcher", "store", "supervisor", "sys"]),
     // The rows of its tables are types of those who keep them there.
     (
@@ -133,6 +143,7 @@ const LEANINGS: &[(&str, &[&str])] = &[
             "commands",
             "config",
             "engine",
+            "files",
             "launcher::client",
             "launcher::plan",
             "launcher::posture",
@@ -147,7 +158,8 @@ const LEANINGS: &[(&str, &[&str])] = &[
 ];
 
 /// What any family may use: the engine, and what the server offers to all of them; never another of `FAMILIES`.
-const FAMILY: &[&str] = &["server", "commands", "config", "engine", "session::id", "telemetry", "tenant"];
+const FAMILY: &[&str] =
+    &["server", "commands", "config", "engine", "files", "session::id", "telemetry", "tenant"];
 const FAMILIES: &[&str] = &["server::aio", "server::librechat", "server::mcp"];
 
 #[test]

@@ -35,6 +35,7 @@ START_S, STOP_S, PIP_S = 90, 20, 600
 CASES = "S01,S02,S03,S04,S05,S06,S07,S08,S09,S10,S11,S13,S20,S21,S23,S24,S26,S27"
 CANARY = "CAISSON_CANARY_API_KEY=k0123456789abcdef"
 NATIVE, KERNEL = {"AIO_CODE_BACKEND": "native"}, {"AIO_CODE_BACKEND": "auto"}
+FILE_PLANES = ("test_files_v1.py", "test_files_v2.py", "test_seed_walkthrough.py")
 FIRST_STAGE = "not later and not kernel and not jupyter and not pandas and not matplotlib and not auth and not "
 
 processes = set()  # everything started and not yet ended, so that no way out leaves one behind
@@ -314,6 +315,7 @@ def suites():
         cases("cases", NATIVE),
         cases("cases-kernel", KERNEL),
         conformance("aio-kernel", 900, "(not later or jupyter or node) and not native and not auth and not " + ("nonroot" if IS_ROOT else "root"), KERNEL),
+        conformance("aio-files", 300, "not jupyter and not kernel and not " + ("nonroot" if IS_ROOT else "root"), files=FILE_PLANES),
         conformance("aio-auth", 300, "auth and not later", {"AIO_API_KEY": "suite-key-0123456789"}, "suite-key-0123456789"),
     ]
     if not IS_ROOT:

@@ -3,5 +3,5 @@
 
 pub mod endpoint;
 pub mod native;
-pub mod oneshot;
 pub mod select;
+pub mod worker;

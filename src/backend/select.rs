@@ -44,6 +44,28 @@ pub fn python_backend(hello: &Hello, choice: CodeBackend) -> Option<&'static str
     }
 }
 
+/// Whether a cell is the endpoint's while that answers.
+pub fn may_be_remote(choice: CodeBackend, language: Language, runner: &Runner) -> bool {
+    match runner {
+        Runner::Kernel(_) => true,
+        Runner::Chosen => language == Language::Python && choice == CodeBackend::Auto,
+    }
+}
+
+/// The tier of a cell that the endpoint runs; `None` when it has no kernels.
+pub fn remote_tier(available: &[String], runner: &Runner) -> Result<Option<Tier>, Refusal> {
+    let wanted = match runner {
+        Runner::Kernel(name) => name.as_ref(),
+        Runner::Chosen => None,
+    };
+    match (wanted, available.first()) {
+        (_, None) => Ok(None),
+        (None, Some(default)) => Ok(Some(Tier::Kernel(default.clone()))),
+        (Some(name), _) if available.contains(name) => Ok(Some(Tier::Kernel(name.clone()))),
+        (Some(name), _) => Err(Refusal::UnknownKernel { name: name.clone(), available: available.to_vec() }),
+    }
+}
+
 /// What keeps a cell's session. `looked_for` is the binary's name for the message when there is none.
 pub fn tier(
     hello: &Hello,

@@ -20,10 +20,12 @@ use crate::commands::{Commands, CommandsConfig};
 use crate::config::Config;
 use crate::engine::config::EngineConfig;
 use crate::engine::run::Engine;
+use crate::files::{FileSettings, Files};
 use crate::launcher::client::Client;
 use crate::server::{AppState, Wired, serve};
 use crate::store::Store;
 use crate::sys::{packet, reactor};
+use crate::tenant::Tenants;
 
 pub mod confine;
 
@@ -76,7 +78,9 @@ async fn live(start: DaemonStart, control: OwnedFd, listeners: Vec<TcpListener>)
     for note in &start.config.notes {
         tracing::warn!("{note}");
     }
+    let tenants = Tenants::new(store.clone());
     let engine = Engine::new(engine_config(&start), launcher.clone(), store.clone());
+    let files = Files::new(file_settings(&start), Arc::new(launcher.clone()), tenants);
     let commands = Commands::new(commands_config(&start), Arc::new(launcher.clone()), store);
     tokio::spawn(Commands::reap(Arc::downgrade(&commands)));
     tokio::select! {
@@ -85,6 +89,7 @@ async fn live(start: DaemonStart, control: OwnedFd, listeners: Vec<TcpListener>)
     }
     let wired = Arc::new(Wired(Arc::clone(&engine)));
     let state = AppState::new(Arc::new(start.config), wired, Arc::clone(&commands));
+    let state = state.with_files(files);
     serve(listeners, state, shutdown).await?;
     commands.shutdown();
     engine.shutdown(STOP_MAX).await;
@@ -165,6 +170,10 @@ fn commands_config(start: &DaemonStart) -> CommandsConfig {
     }
 }
 
+fn file_settings(start: &DaemonStart) -> FileSettings {
+    FileSettings { default_user: start.config.default_user.clone(), daemon_account: start.account.clone() }
+}
+
 fn engine_config(start: &DaemonStart) -> EngineConfig {
     let config = &start.config;
     let limits = &config.limits;
@@ -183,6 +192,7 @@ fn engine_config(start: &DaemonStart) -> EngineConfig {
         slots_max: config.slots_max,
         code_prewarm: config.code_prewarm,
         kernel_prewarm: config.kernel.prewarm,
+        endpoint: config.jupyter_endpoint.clone(),
         code_backend: config.code_backend,
         prefill_default: config.api_keys.is_empty(),
         default_user: config.default_user.clone(),

@@ -593,7 +593,7 @@ impl Loop {
             Err(error) => {
                 match order {
                     Some(order) => self.refuse(order.seq, &error),
-                    None => self.log_not_made(&error),
+                    None => self.not_made(key, &error),
                 }
                 return false;
             }
@@ -601,7 +601,10 @@ impl Loop {
         true
     }
 
-    fn log_not_made(&mut self, error: &StepError) {
+    /// No other is made for this key before the next plan for it: the next try would most likely end in the same way,
+    /// and the one after that.
+    fn not_made(&mut self, key: Key, error: &StepError) {
+        self.traffic.remove(&key);
         if self.may_log() {
             tracing::error!(step = %error.step, error = %error.source, "shell not made");
         }
@@ -731,8 +734,6 @@ impl Loop {
                 .count();
             if have < self.launcher.shells_ready && self.entries.len() < SANDBOXES_MAX {
                 if !self.boot(key, None) {
-                    // Not again before the next plan for it: others come first.
-                    self.traffic.remove(&key);
                     continue;
                 }
                 // One at a time: the next turn of the loop sees whether a plan has come meanwhile.
@@ -909,14 +910,16 @@ impl Loop {
 
     /// Answers whoever waits for this sandbox, and ends it.
     fn fail(&mut self, id: u64, error: &StepError) {
-        let order = self.entries.get(&id).and_then(|entry| match &entry.stage {
+        let Some(entry) = self.entries.get(&id) else { return };
+        let key = (entry.shell.space, entry.shell.owner);
+        let order = match &entry.stage {
             Stage::Booting { order, .. } => *order,
             Stage::Confining { order, .. } => Some(*order),
             _ => None,
-        });
+        };
         match order {
             Some(order) => self.refuse(order.seq, error),
-            None => self.log_not_made(error),
+            None => self.not_made(key, error),
         }
         self.kill(id);
     }
@@ -1052,7 +1055,7 @@ impl Loop {
                 let error = entry.shell.finish(&self.launcher.rules).err().unwrap_or(silent);
                 match order {
                     Some(order) => self.refuse(order.seq, &error),
-                    None => self.log_not_made(&error),
+                    None => self.not_made((entry.shell.space, entry.shell.owner), &error),
                 }
             }
             Stage::Confining { order, .. } => {
@@ -1079,7 +1082,8 @@ impl Loop {
         let others = self.entries.values().any(|entry| entry.shell.space == shell.space && has_guest(entry));
         if self.launcher.rules.own_ids && !others {
             let first = shell.block + 1;
-            bare::end_guests_of(&(first..first + self.launcher.rules.accounts.len() as u32));
+            let accounts = self.launcher.rules.accounts.len() as u32;
+            bare::end_guests_of(std::slice::from_ref(&(first..first + accounts)));
         }
     }
 

@@ -9,6 +9,8 @@ use std::fmt;
 use serde::Serialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use crate::files::names;
+
 /// One rejected field, as 422 bodies list it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub(crate) struct FieldError {
@@ -24,6 +26,16 @@ impl FieldError {
         FieldError { location: vec!["body", field], message: message.into(), kind }
     }
 
+    /// A query value that is missing, or, without a field, one of the wrong type.
+    pub(crate) fn in_query(
+        field: Option<&'static str>,
+        kind: &'static str,
+        message: impl Into<String>,
+    ) -> FieldError {
+        let location = std::iter::once("query").chain(field).collect();
+        FieldError { location, message: message.into(), kind }
+    }
+
     fn of_body(kind: &'static str, message: String) -> FieldError {
         FieldError { location: vec!["body"], message, kind }
     }
@@ -36,13 +48,15 @@ enum Scalar {
     Bool(bool),
     Number(f64),
     Text(String),
-    /// A list of strings.
-    Texts(Vec<String>),
-    List,
+    /// Its strings and numbers; anything else in it is kept as what it is, without content.
+    List(Vec<Scalar>),
     /// An object whose values are strings or null.
     TextMap(Vec<(String, Option<String>)>),
     Object,
 }
+
+/// Items of a list that are kept; a longer list is refused by whoever asked for it.
+const ITEMS_MAX: usize = 256;
 
 impl Scalar {
     fn noun(&self) -> &'static str {
@@ -51,7 +65,7 @@ impl Scalar {
             Scalar::Bool(_) => "a boolean",
             Scalar::Number(_) => "a number",
             Scalar::Text(_) => "a string",
-            Scalar::Texts(_) | Scalar::List => "a list",
+            Scalar::List(_) => "a list",
             Scalar::TextMap(_) | Scalar::Object => "an object",
         }
     }
@@ -62,6 +76,10 @@ impl Scalar {
 pub(crate) struct Fields {
     values: Vec<(&'static str, Scalar)>,
     errors: Vec<FieldError>,
+    /// Whether they came in a query, where everything is text.
+    in_query: bool,
+    /// A field that nobody asked for.
+    unknown: Option<String>,
 }
 
 impl Fields {
@@ -74,11 +92,36 @@ impl Fields {
         let parsed =
             json.deserialize_any(BodyVisitor { wanted }).and_then(|values| json.end().map(|()| values));
         match parsed {
-            Ok(values) => Ok(Fields { values, errors: Vec::new() }),
+            Ok((values, unknown)) => Ok(Fields { values, unknown, ..Fields::default() }),
             Err(error) if error.is_data() => {
                 Err(FieldError::of_body("type_error.object", "body must be a JSON object".to_owned()))
             }
             Err(error) => Err(FieldError::of_body("json_invalid", format!("invalid JSON: {error}"))),
+        }
+    }
+
+    /// Keeps the `wanted` values of a URL's query. A value whose bytes are no text is shown as a file's name
+    /// would be.
+    pub(crate) fn of_query(query: Option<&str>, wanted: &[&'static str]) -> Fields {
+        let mut values: Vec<(&'static str, Scalar)> = Vec::new();
+        for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let name = decoded(name);
+            let Some(field) = wanted.iter().find(|field| field.as_bytes() == name) else { continue };
+            let value = Scalar::Text(names::text(&decoded(value)));
+            match values.iter_mut().find(|(known, _)| known == field) {
+                Some(known) => known.1 = value,
+                None => values.push((field, value)),
+            }
+        }
+        Fields { values, in_query: true, ..Fields::default() }
+    }
+
+    /// Refuses a body with fields that nobody asked for.
+    pub(crate) fn refuse_unknown(&mut self) {
+        if let Some(name) = self.unknown.take() {
+            let message = format!("unknown field `{name}`");
+            self.reject(FieldError::of_body("value_error.extra", message));
         }
     }
 
@@ -88,7 +131,11 @@ impl Fields {
         let text = self.text(field);
         if text.is_none() && self.errors.len() == noted {
             let message = format!("missing field `{field}`");
-            self.reject(FieldError::in_body(field, "value_error.missing", message));
+            self.reject(if self.in_query {
+                FieldError::in_query(Some(field), "value_error.missing", message)
+            } else {
+                FieldError::in_body(field, "value_error.missing", message)
+            });
         }
         text
     }
@@ -103,6 +150,7 @@ impl Fields {
     pub(crate) fn boolean(&mut self, field: &'static str) -> Option<bool> {
         match self.take(field)? {
             Scalar::Bool(value) => Some(value),
+            Scalar::Text(text) if self.in_query && is_true(&text).is_some() => is_true(&text),
             other => self.mistyped(field, "type_error.bool", "a boolean", &other),
         }
     }
@@ -114,20 +162,70 @@ impl Fields {
         }
     }
 
-    /// A list of strings.
-    pub(crate) fn texts(&mut self, field: &'static str) -> Option<Vec<String>> {
+    /// A text, or a number as one would write it.
+    pub(crate) fn number_or_text(&mut self, field: &'static str) -> Option<String> {
         match self.take(field)? {
-            Scalar::Texts(texts) => Some(texts),
-            other => self.mistyped(field, "type_error.list", "a list of strings", &other),
+            Scalar::Text(text) => Some(text),
+            Scalar::Number(number) => Some(number.to_string()),
+            other => self.mistyped(field, "type_error", "a number or a string", &other),
         }
+    }
+
+    /// A whole number that is not negative.
+    pub(crate) fn count(&mut self, field: &'static str) -> Option<u64> {
+        let value = self.take(field)?;
+        let number = match &value {
+            Scalar::Number(number) => Some(*number),
+            Scalar::Text(text) if self.in_query => text.parse::<u32>().ok().map(f64::from),
+            _ => None,
+        };
+        match number.filter(|number| number.fract() == 0.0 && (0.0..=COUNT_MAX).contains(number)) {
+            Some(number) => Some(number as u64),
+            None => self.mistyped(field, "type_error.integer", "a whole number that is not negative", &value),
+        }
+    }
+
+    /// A list of strings; a string alone is one of one.
+    pub(crate) fn texts(&mut self, field: &'static str) -> Option<Vec<String>> {
+        let value = self.take(field)?;
+        let texts = match &value {
+            Scalar::Text(text) => Some(vec![text.clone()]),
+            Scalar::List(items) if items.len() <= ITEMS_MAX => items
+                .iter()
+                .map(|item| match item {
+                    Scalar::Text(text) => Some(text.clone()),
+                    _ => None,
+                })
+                .collect(),
+            _ => None,
+        };
+        texts.or_else(|| self.mistyped(field, "type_error.list", "a list of strings, 256 at most", &value))
     }
 
     /// An object of strings; null stands for no value. In the order in which they were written.
     pub(crate) fn text_map(&mut self, field: &'static str) -> Option<Vec<(String, Option<String>)>> {
         match self.take(field)? {
             Scalar::TextMap(entries) => Some(entries),
-            other => self.mistyped(field, "type_error.dict", "an object of strings", &other),
+            other => self.mistyped(field, "type_error.dict", "an object of strings, 256 at most", &other),
         }
+    }
+
+    /// A list of whole numbers.
+    pub(crate) fn integers(&mut self, field: &'static str) -> Option<Vec<i64>> {
+        let value = self.take(field)?;
+        let integers = match &value {
+            Scalar::List(items) if items.len() <= ITEMS_MAX => items
+                .iter()
+                .map(|item| match item {
+                    Scalar::Number(number) if number.fract() == 0.0 && number.abs() <= COUNT_MAX => {
+                        Some(*number as i64)
+                    }
+                    _ => None,
+                })
+                .collect(),
+            _ => None,
+        };
+        integers.or_else(|| self.mistyped(field, "type_error.list", "a list of whole numbers", &value))
     }
 
     pub(crate) fn reject(&mut self, error: FieldError) {
@@ -152,33 +250,62 @@ impl Fields {
         wanted: &str,
         got: &Scalar,
     ) -> Option<T> {
-        let message = format!("field `{field}` must be {wanted}, not {}", got.noun());
-        self.reject(FieldError::in_body(field, kind, message));
+        self.reject(if self.in_query {
+            FieldError::in_query(None, kind, format!("query value `{field}` must be {wanted}"))
+        } else {
+            let message = format!("field `{field}` must be {wanted}, not {}", got.noun());
+            FieldError::in_body(field, kind, message)
+        });
         None
     }
+}
+
+/// Above this a JSON number is not exact.
+const COUNT_MAX: f64 = 9_007_199_254_740_991.0;
+
+fn is_true(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "1" | "yes" | "on" | "" => Some(true),
+        "false" | "0" | "no" | "off" => Some(false),
+        _ => None,
+    }
+}
+
+/// A part of a query, as forms write it.
+fn decoded(text: &str) -> Vec<u8> {
+    let spaced: Vec<u8> = text.bytes().map(|byte| if byte == b'+' { b' ' } else { byte }).collect();
+    percent_encoding::percent_decode(&spaced).collect()
 }
 
 struct BodyVisitor<'a> {
     wanted: &'a [&'static str],
 }
 
+/// Longest name of an unknown field that a message quotes, in characters.
+const QUOTED_CHARS_MAX: usize = 80;
+
 impl<'de> Visitor<'de> for BodyVisitor<'_> {
-    type Value = Vec<(&'static str, Scalar)>;
+    type Value = (Vec<(&'static str, Scalar)>, Option<String>);
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a JSON object")
     }
 
     fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-        Ok(Vec::new())
+        Ok((Vec::new(), None))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut values: Self::Value = Vec::with_capacity(self.wanted.len());
+        let mut values: Vec<(&'static str, Scalar)> = Vec::with_capacity(self.wanted.len());
+        let mut unknown = None;
         while let Some(wanted) = map.next_key_seed(KeySeed { wanted: self.wanted })? {
-            let Some(field) = wanted else {
-                map.next_value::<IgnoredAny>()?;
-                continue;
+            let field = match wanted {
+                Ok(field) => field,
+                Err(name) => {
+                    unknown = unknown.or(Some(name));
+                    map.next_value::<IgnoredAny>()?;
+                    continue;
+                }
             };
             let value = map.next_value_seed(ScalarSeed)?;
             // A repeated key replaces its value, so nothing grows with the body.
@@ -187,7 +314,7 @@ impl<'de> Visitor<'de> for BodyVisitor<'_> {
                 None => values.push((field, value)),
             }
         }
-        Ok(values)
+        Ok((values, unknown))
     }
 }
 
@@ -195,8 +322,11 @@ struct KeySeed<'a> {
     wanted: &'a [&'static str],
 }
 
+/// The field that is wanted, or the beginning of the name of one that is not.
+type Key = Result<&'static str, String>;
+
 impl<'de> DeserializeSeed<'de> for KeySeed<'_> {
-    type Value = Option<&'static str>;
+    type Value = Key;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_str(self)
@@ -204,14 +334,15 @@ impl<'de> DeserializeSeed<'de> for KeySeed<'_> {
 }
 
 impl Visitor<'_> for KeySeed<'_> {
-    type Value = Option<&'static str>;
+    type Value = Key;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a field name")
     }
 
     fn visit_str<E: Error>(self, name: &str) -> Result<Self::Value, E> {
-        Ok(self.wanted.iter().copied().find(|field| *field == name))
+        let wanted = self.wanted.iter().copied().find(|field| *field == name);
+        Ok(wanted.ok_or_else(|| name.chars().take(QUOTED_CHARS_MAX).collect()))
     }
 }
 
@@ -261,89 +392,82 @@ impl<'de> Visitor<'de> for ScalarSeed {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Scalar, A::Error> {
-        let mut texts = Some(Vec::new());
-        while let Some(item) = seq.next_element_seed(ItemSeed)? {
-            match item {
-                Item::Text(text) => drop(texts.as_mut().map(|texts| texts.push(text))),
-                Item::Null | Item::Other => texts = None,
-            }
+        let mut items = Vec::new();
+        while items.len() <= ITEMS_MAX
+            && let Some(item) = seq.next_element_seed(ItemSeed)?
+        {
+            items.push(item);
         }
-        Ok(texts.map_or(Scalar::List, Scalar::Texts))
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Scalar::List(items))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Scalar, A::Error> {
         let mut entries = Some(Vec::new());
-        while let Some(name) = map.next_key::<String>()? {
+        while let Some(kept) = &mut entries
+            && let Some(name) = map.next_key::<String>()?
+        {
             match map.next_value_seed(ItemSeed)? {
-                Item::Text(text) => drop(entries.as_mut().map(|entries| entries.push((name, Some(text))))),
-                Item::Null => drop(entries.as_mut().map(|entries| entries.push((name, None)))),
-                Item::Other => entries = None,
+                Scalar::Text(text) if kept.len() < ITEMS_MAX => kept.push((name, Some(text))),
+                Scalar::Null if kept.len() < ITEMS_MAX => kept.push((name, None)),
+                _ => entries = None,
             }
         }
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
         Ok(entries.map_or(Scalar::Object, Scalar::TextMap))
     }
 }
 
-/// What a list or an object holds, as far as any route needs it.
-enum Item {
-    Null,
-    Text(String),
-    Other,
-}
-
+/// An item of a list: a list in it has no content.
 struct ItemSeed;
 
 impl<'de> DeserializeSeed<'de> for ItemSeed {
-    type Value = Item;
+    type Value = Scalar;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Item, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Scalar, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
 impl<'de> Visitor<'de> for ItemSeed {
-    type Value = Item;
+    type Value = Scalar;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a JSON value")
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Item, E> {
-        Ok(Item::Null)
+    fn visit_unit<E: Error>(self) -> Result<Scalar, E> {
+        Ok(Scalar::Null)
     }
 
-    fn visit_bool<E: Error>(self, _: bool) -> Result<Item, E> {
-        Ok(Item::Other)
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Scalar, E> {
+        Ok(Scalar::Bool(value))
     }
 
-    fn visit_u64<E: Error>(self, _: u64) -> Result<Item, E> {
-        Ok(Item::Other)
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Scalar, E> {
+        Ok(Scalar::Number(value as f64))
     }
 
-    fn visit_i64<E: Error>(self, _: i64) -> Result<Item, E> {
-        Ok(Item::Other)
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Scalar, E> {
+        Ok(Scalar::Number(value as f64))
     }
 
-    fn visit_f64<E: Error>(self, _: f64) -> Result<Item, E> {
-        Ok(Item::Other)
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Scalar, E> {
+        Ok(Scalar::Number(value))
     }
 
-    fn visit_str<E: Error>(self, value: &str) -> Result<Item, E> {
-        Ok(Item::Text(value.to_owned()))
+    fn visit_str<E: Error>(self, value: &str) -> Result<Scalar, E> {
+        Ok(Scalar::Text(value.to_owned()))
     }
 
-    fn visit_string<E: Error>(self, value: String) -> Result<Item, E> {
-        Ok(Item::Text(value))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Item, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Scalar, A::Error> {
         while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Item::Other)
+        Ok(Scalar::List(Vec::new()))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Item, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Scalar, A::Error> {
         while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Item::Other)
+        Ok(Scalar::Object)
     }
 }
 
@@ -373,23 +497,20 @@ mod tests {
     }
 
     #[test]
-    fn lists_and_objects_of_strings_are_read_and_others_are_not() {
-        let body = br#"{"a": ["x", ""], "b": {"K": "v", "N": null}, "c": ["x", 1], "d": {"K": {}}, "e": []}"#;
-        let mut fields = Fields::parse(body, &["a", "b", "c", "d", "e"]).unwrap();
-        assert_eq!(fields.texts("a"), Some(vec!["x".to_owned(), String::new()]));
-        let entries = vec![("K".to_owned(), Some("v".to_owned())), ("N".to_owned(), None)];
-        assert_eq!(fields.text_map("b"), Some(entries));
-        assert_eq!(fields.texts("c"), None);
-        assert_eq!(fields.text_map("d"), None);
-        assert_eq!(fields.texts("e"), Some(Vec::new()));
-        let messages: Vec<String> = fields.into_errors().into_iter().map(|error| error.message).collect();
-        assert_eq!(
-            messages,
-            [
-                "field `c` must be a list of strings, not a list",
-                "field `d` must be an object of strings, not an object"
-            ]
+    fn an_object_of_strings_is_read_and_another_is_not() {
+        let many: String = (0..300).map(|n| format!("\"k{n}\": \"\",")).collect();
+        let body = format!(
+            r#"{{"a": {{"K": "v", "N": null}}, "b": {{"K": {{"x": 1}}, "L": 2}}, "c": {{{many} "z": ""}}, "d": {{}}}}"#
         );
+        let mut fields = Fields::parse(body.as_bytes(), &["a", "b", "c", "d"]).unwrap();
+        let entries = vec![("K".to_owned(), Some("v".to_owned())), ("N".to_owned(), None)];
+        assert_eq!(fields.text_map("a"), Some(entries));
+        assert_eq!(fields.text_map("b"), None);
+        assert_eq!(fields.text_map("c"), None);
+        assert_eq!(fields.text_map("d"), Some(Vec::new()));
+        let errors = fields.into_errors();
+        assert_eq!(errors[0].message, "field `b` must be an object of strings, 256 at most, not an object");
+        assert_eq!(errors.len(), 2);
     }
 
     #[test]
@@ -419,6 +540,40 @@ mod tests {
         }
         let deep = "[".repeat(100_000);
         assert!(Fields::parse(format!("{{\"z\": {deep}").as_bytes(), &["a"]).is_err());
+    }
+
+    #[test]
+    fn lists_are_of_one_kind_and_not_endless() {
+        let body = br#"{"a": ["x", "y"], "b": [1, -1], "c": ["x", [1]], "d": "alone", "e": [1.5]}"#;
+        let mut fields = Fields::parse(body, &["a", "b", "c", "d", "e"]).unwrap();
+        assert_eq!(fields.texts("a"), Some(vec!["x".to_owned(), "y".to_owned()]));
+        assert_eq!(fields.integers("b"), Some(vec![1, -1]));
+        assert_eq!(fields.texts("c"), None);
+        assert_eq!(fields.texts("d"), Some(vec!["alone".to_owned()]));
+        assert_eq!(fields.integers("e"), None);
+        assert_eq!(fields.into_errors().len(), 2);
+        let long = format!("{{\"a\": [{}]}}", vec!["1"; 300].join(","));
+        assert_eq!(Fields::parse(long.as_bytes(), &["a"]).unwrap().integers("a"), None);
+    }
+
+    #[test]
+    fn a_query_is_decoded_once_and_keeps_bytes_that_are_no_text() {
+        let query = "path=%2Ftmp%2Fa+b%ff&deep=true&n=3&bad=x&path%20=no";
+        let mut fields = Fields::of_query(Some(query), &["path", "deep", "n", "bad", "missing"]);
+        assert_eq!(fields.required_text("path"), Some(r"/tmp/a b\xff".to_owned()));
+        assert_eq!((fields.boolean("deep"), fields.count("n")), (Some(true), Some(3)));
+        assert_eq!(fields.boolean("bad"), None);
+        assert_eq!(fields.required_text("missing"), None);
+        let locations: Vec<_> = fields.into_errors().into_iter().map(|error| error.location).collect();
+        assert_eq!(locations, [vec!["query"], vec!["query", "missing"]]);
+    }
+
+    #[test]
+    fn an_unknown_field_is_refused_where_it_must_be() {
+        let mut fields = Fields::parse(br#"{"a": "x", "more": {"deep": 1}}"#, &["a"]).unwrap();
+        assert_eq!(fields.text("a"), Some("x".to_owned()));
+        fields.refuse_unknown();
+        assert_eq!(fields.into_errors()[0].message, "unknown field `more`");
     }
 
     proptest! {

@@ -64,7 +64,7 @@ async fn root() -> Response {
         "hint": null,
         "name": "caisson",
         "version": VERSION,
-        "features": ["python", "javascript", "sessions", "commands"],
+        "features": ["python", "javascript", "sessions", "files", "commands"],
         "endpoints": {
             "health": "/health",
             "openapi": "/openapi.json",
@@ -72,6 +72,7 @@ async fn root() -> Response {
             "info": "/v2/code/info",
             "sessions": "/v2/code/sessions",
             "commands": "/v2/commands",
+            "files": "/v2/fs/list",
             "capabilities": "/v1/capabilities",
         },
     });
@@ -200,11 +201,13 @@ async fn capabilities_body(state: &AppState, tenant: &TenantId) -> Value {
         "str_replace_editor",
         "watch",
     ];
-    let none_of: Map<String, Value> = files.into_iter().map(|name| (name.to_owned(), json!(false))).collect();
+    let offered = |name: &str| state.files().is_some() && name != "watch";
+    let files: Map<String, Value> =
+        files.into_iter().map(|name| (name.to_owned(), json!(offered(name)))).collect();
     let absent = |what: &str| json!({ "status": "absent", "missing": [what], "warnings": [] });
     json!({
         "schema": CAPABILITIES_SCHEMA,
-        "files": none_of,
+        "files": files,
         "exec": {
             "shell": found.bash.is_some() || found.sh.is_some(),
             "bash": found.bash.is_some(),

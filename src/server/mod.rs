@@ -22,6 +22,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::commands::Commands;
 use crate::config::Config;
+use crate::files::Files;
 
 mod aio;
 mod answer;
@@ -56,6 +57,8 @@ struct Inner {
     commands: Arc<Commands>,
     keyring: auth::Keyring,
     guard: Option<guard::Guard>,
+    /// Absent in tests of the other planes.
+    files: Option<Arc<Files>>,
     lifecycle: Lifecycle,
     documents: openapi::Documents,
 }
@@ -66,7 +69,14 @@ impl AppState {
         let guard = keyring.is_open().then(|| guard::Guard::new(&config));
         let documents = openapi::Documents::of(routes(&config).into_openapi());
         let lifecycle = Lifecycle::default();
-        AppState(Arc::new(Inner { config, code, commands, keyring, guard, lifecycle, documents }))
+        let files = None;
+        AppState(Arc::new(Inner { config, code, commands, keyring, guard, files, lifecycle, documents }))
+    }
+
+    /// Adds the file planes, before anybody else has this state.
+    pub fn with_files(mut self, files: Arc<Files>) -> AppState {
+        Arc::get_mut(&mut self.0).expect("the state was just made").files = Some(files);
+        self
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -79,6 +89,10 @@ impl AppState {
 
     pub(crate) fn commands(&self) -> &Commands {
         &self.0.commands
+    }
+
+    pub(crate) fn files(&self) -> Option<&Arc<Files>> {
+        self.0.files.as_ref()
     }
 
     /// The engine for work that outlives its handler.

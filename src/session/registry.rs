@@ -299,14 +299,7 @@ mod tests {
     }
 
     fn birth() -> Birth {
-        Birth {
-            space: SpaceId(1),
-            account: Account(0),
-            interpreter: 0,
-            cwd: None,
-            idle_max: None,
-            up_front: true,
-        }
+        Birth { space: SpaceId(1), account: Account(0), cwd: None, idle_max: None, up_front: true }
     }
 
     fn create(registry: &Registry, key: &SessionKey) -> Arc<Session> {

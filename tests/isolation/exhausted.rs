@@ -60,6 +60,65 @@ fn limit_descriptors(stand: &Stand, soft: i32) {
     assert!(status.success());
 }
 
+/// Lines about shells that were not made, and whether there were more than are written.
+fn not_made(stand: &Stand) -> (usize, bool) {
+    let log = stand.log();
+    (log.matches("shell not made").count(), log.contains("were not carried out than are written here"))
+}
+
+/// How often the launcher has woken up by itself or for somebody.
+fn wakings(stand: &Stand) -> u64 {
+    proc::status(stand.launcher)["voluntary_ctxt_switches"].parse().expect("a number")
+}
+
+/// What a launcher does about a shell that it cannot make: tells it once, and then waits for the next plan.
+fn assert_given_up(stand: &Stand, lines_max: usize) {
+    proc::until("a shell could not be made", GONE_MAX, || not_made(stand).0 > 0);
+    std::thread::sleep(Duration::from_millis(200));
+    let before = wakings(stand);
+    // Tried again every few milliseconds it would be hundreds.
+    std::thread::sleep(Duration::from_secs(2));
+    let woken = wakings(stand) - before;
+    let (lines, more) = not_made(stand);
+    assert!(woken < 60 && lines <= lines_max && !more, "{woken} wakings, {lines} lines, {more}");
+}
+
+#[test]
+fn a_shell_that_cannot_be_made_is_not_tried_again_before_the_next_plan() {
+    let stand = own_stand!(|settings| {
+        settings.zygotes_off = true;
+        settings.spaces_max = 1;
+    });
+    let mut witness = stand.guest(strict(fresh_space()));
+    for tries in 1..=2 {
+        let trouble = stand.launch(strict(fresh_space())).err().expect("one space there may be");
+        assert_eq!(trouble.step, Step::SpaceOpen);
+        assert_given_up(&stand, tries);
+    }
+    assert_eq!(witness.say("print(1)"), "1");
+}
+
+#[test]
+fn a_shell_whose_init_does_not_come_up_is_not_made_again_and_again() {
+    let stand = own_stand!(|settings| {
+        settings.zygotes_off = true;
+        settings.shells_ready = 3;
+    });
+    let space = fresh_space();
+    let mut witness = stand.guest(strict(space));
+    assert_eq!(witness.say("print(1)"), "1");
+    std::thread::sleep(Duration::from_millis(500));
+    // Enough for the launcher, and too few for an init, which parks its own above that.
+    limit_descriptors(&stand, 64);
+    // Its shell is there; the next one is to be made.
+    let _ = stand.launch(strict(space));
+    assert_given_up(&stand, 3);
+    limit_descriptors(&stand, 1024);
+    let mut next = stand.guest(strict(space));
+    assert_eq!(next.say("print(2)"), "2");
+    assert_eq!(witness.say("print(3)"), "3");
+}
+
 #[test]
 fn a_launch_that_runs_out_of_descriptors_at_any_step_leaves_nothing() {
     let stand = own_stand!(|settings| {

@@ -26,7 +26,7 @@ use crate::backend::endpoint::collect::{Collector, ReplyIn};
 use crate::backend::endpoint::link::{Heard, Idle, Link};
 use crate::backend::endpoint::message::{Channel, Form, Message, Request, read};
 use crate::backend::endpoint::outcome::RemoteOutcome;
-use crate::backend::endpoint::rest::{KernelId, Rest, RestError};
+use crate::backend::endpoint::rest::{KernelId, KernelState, Rest, RestError};
 use crate::backend::endpoint::watch::Watch;
 use crate::harness::interpreter::{Cell, CellLimits};
 use crate::harness::outcome::{CellOutcome, Ending, Lost, Stopped};
@@ -188,6 +188,16 @@ impl RemoteKernel {
     /// The server's id of it, for the audit.
     pub fn id(&self) -> &str {
         self.lease.id.as_str()
+    }
+
+    /// Whether it can take another cell. The server may have culled the kernel, or be gone itself; it is asked
+    /// when the last cell is more than 5 seconds ago or the connection was lost since.
+    pub async fn is_alive(&self) -> bool {
+        if self.idle.as_ref().is_some_and(Idle::is_fresh) {
+            return true;
+        }
+        let state = self.lease.rest.state(&self.lease.id).await;
+        matches!(state, Ok(KernelState::Idle | KernelState::Other))
     }
 
     /// Deletes it and waits until the server has. Dropping it does the same behind the caller's back; see

@@ -9,7 +9,7 @@ use serde::Serialize;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::error::{CapacityError, ProtocolError, SubProtocolError};
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
@@ -26,6 +26,8 @@ const SEND_MAX: Duration = Duration::from_secs(10);
 /// Bytes that may come between two cells before the connection is given up: threads of an earlier cell print,
 /// and nobody reads it.
 const IDLE_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// How long after a cell its kernel is taken to be there still.
+const FRESH_FOR: Duration = Duration::from_secs(5);
 /// Frames count for at least so many bytes of that.
 const IDLE_FRAME_BYTES: usize = 64;
 
@@ -137,6 +139,7 @@ fn refusal(error: WsError) -> RestError {
 /// A connection between two cells. What comes is read, so that pings are answered, and forgotten.
 #[derive(Debug)]
 pub(super) struct Idle {
+    since: Instant,
     wake: oneshot::Sender<()>,
     task: JoinHandle<Option<Link>>,
 }
@@ -144,7 +147,13 @@ pub(super) struct Idle {
 impl Idle {
     pub(super) fn new(link: Link) -> Idle {
         let (wake, woken) = oneshot::channel();
-        Idle { wake, task: tokio::spawn(keep(link, woken)) }
+        Idle { since: Instant::now(), wake, task: tokio::spawn(keep(link, woken)) }
+    }
+
+    /// Whether the kernel was at the other end a moment ago. `jupyter-server` keeps the connections of kernels
+    /// that it deletes, so an old one says nothing.
+    pub(super) fn is_fresh(&self) -> bool {
+        !self.task.is_finished() && self.since.elapsed() < FRESH_FOR
     }
 
     /// The connection, if it still is one.

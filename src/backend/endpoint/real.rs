@@ -198,6 +198,38 @@ async fn a_process_that_ends_is_noticed_within_seconds() {
 
 #[tokio::test]
 #[ignore = "needs a Jupyter server"]
+async fn a_process_that_ends_between_two_cells_has_lost_the_names() {
+    let endpoint = Endpoint::new(config());
+    let code = "import os, threading\nx = 1\nthreading.Timer(0.3, os._exit, (1,)).start()";
+    let ran = run(kernel(&endpoint).await, code).await;
+    assert!(!ran.outcome.names_lost, "control");
+    // The server looks every three seconds.
+    sleep(Duration::from_secs(8)).await;
+    let kernel = ran.kernel.expect("nobody knows yet");
+    assert!(kernel.is_alive().await);
+    let ran = run(kernel, "print('x' in globals())").await;
+    assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "False\n", "{:?}", ran.outcome);
+    assert!(ran.outcome.names_lost);
+    finish(&endpoint, ran).await;
+}
+
+#[tokio::test]
+#[ignore = "needs a Jupyter server"]
+async fn a_kernel_that_somebody_else_deleted_is_not_alive() {
+    let endpoint = Endpoint::new(config());
+    let ran = run(kernel(&endpoint).await, "x = 1").await;
+    let kernel = ran.kernel.expect("it goes on");
+    assert!(kernel.is_alive().await, "control");
+    let id = rest::KernelId::parse(kernel.id().to_owned()).expect("an id of the server's");
+    endpoint.rest.delete(&id).await.expect("the server deletes it");
+    sleep(Duration::from_secs(6)).await;
+    assert!(!kernel.is_alive().await);
+    drop(kernel);
+    endpoint.settle(Duration::from_secs(10)).await;
+}
+
+#[tokio::test]
+#[ignore = "needs a Jupyter server"]
 async fn a_stop_ends_a_cell_and_its_kernel() {
     let endpoint = Endpoint::new(config());
     let kernel = endpoint.start(None, None).await.expect("a kernel");

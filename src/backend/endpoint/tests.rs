@@ -507,6 +507,25 @@ async fn a_connection_lost_between_two_cells_is_made_again() {
 }
 
 #[tokio::test]
+async fn a_kernel_is_asked_for_when_its_connection_is_lost_and_not_right_after_a_cell() {
+    const ASKED: &str = "GET /api/kernels/k-1";
+    for (keeps, answer, alive) in
+        [(true, 404, true), (false, 200, true), (false, 404, false), (false, 500, false)]
+    {
+        let script = Script::cells(move |wire, cell| async move { echo(wire, cell).await.filter(|_| keeps) });
+        let on_request = Box::new(move |request: &str| match request {
+            ASKED => Answer::Json(answer, json!({"id": "k-1", "execution_state": "idle"})),
+            _ => Answer::Honest,
+        });
+        let (fake, endpoint) = Fake::start(Script { on_request, ..script }).await;
+        let ran = run(kernel(&endpoint).await, "x").await;
+        sleep(Duration::from_millis(50)).await;
+        assert_eq!(ran.kernel.expect("it goes on").is_alive().await, alive, "{keeps} {answer}");
+        assert_eq!(fake.count(ASKED), usize::from(!keeps));
+    }
+}
+
+#[tokio::test]
 async fn a_server_that_is_gone_between_two_cells_is_an_error_of_the_execution() {
     let (fake, endpoint) = Fake::start(Script::cells(echo)).await;
     let kernel = kernel(&endpoint).await;

@@ -1,4 +1,4 @@
-//! The AIO family: code execution, kernels, Node.js and their sessions, in two generations of one API.
+//! The AIO family: code execution, kernels, Node.js and their sessions, and files, in two generations of one API.
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -21,6 +21,11 @@ use crate::server::code::CodeInfo;
 use crate::server::front::panic_text;
 
 mod commands;
+mod files_answer;
+mod files_io;
+mod files_v1;
+mod files_v2;
+mod files_wire;
 mod jupyter;
 mod nodejs;
 pub(crate) mod refuse;

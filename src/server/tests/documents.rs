@@ -6,10 +6,26 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const V1: [&str; 16] = [
+const V1: [&str; 32] = [
     "/v1/capabilities",
     "/v1/code/execute",
     "/v1/code/info",
+    "/v1/file/copy",
+    "/v1/file/delete",
+    "/v1/file/download",
+    "/v1/file/find",
+    "/v1/file/glob",
+    "/v1/file/grep",
+    "/v1/file/list",
+    "/v1/file/mkdir",
+    "/v1/file/move",
+    "/v1/file/read",
+    "/v1/file/replace",
+    "/v1/file/search",
+    "/v1/file/stat",
+    "/v1/file/str_replace_editor",
+    "/v1/file/upload",
+    "/v1/file/write",
     "/v1/jupyter/execute",
     "/v1/jupyter/info",
     "/v1/jupyter/sessions",
@@ -24,11 +40,25 @@ const V1: [&str; 16] = [
     "/v1/ping",
     "/v1/sandbox",
 ];
-const V2: [&str; 6] = [
+const V2: [&str; 20] = [
     "/v2/code/execute",
     "/v2/code/info",
     "/v2/code/sessions",
     "/v2/code/sessions/{id}",
+    "/v2/fs/copy",
+    "/v2/fs/delete",
+    "/v2/fs/download",
+    "/v2/fs/edit",
+    "/v2/fs/grep",
+    "/v2/fs/list",
+    "/v2/fs/mkdir",
+    "/v2/fs/move",
+    "/v2/fs/read",
+    "/v2/fs/search",
+    "/v2/fs/stat",
+    "/v2/fs/tree",
+    "/v2/fs/upload",
+    "/v2/fs/write",
     "/v2/openapi.json",
     "/v2/sandbox",
 ];

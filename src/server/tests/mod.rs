@@ -4,6 +4,7 @@ mod access;
 mod documents;
 mod execute;
 mod fake;
+mod files;
 mod life;
 mod sessions;
 
