@@ -35,6 +35,7 @@ if stage build 1800 cargo test --release --locked --no-run -q && stage binary 90
   stage zygote 300 env HARNESS_PYTHON="$PWD/target/runtime/python/bin/python3" "$python" tests/harness/test_zygote.py
   stage workloads 600 "$python" tests/workloads.py
   stage faults 900 "$python" -u tests/faults.py
+  stage commands 900 "$python" -u tests/commands.py
   stage files 600 "$python" -u tests/files.py
   stage suites 2400 "$python" tests/suites.py
 fi

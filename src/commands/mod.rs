@@ -31,6 +31,8 @@ mod session;
 mod shells;
 mod signals;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use agent::{Agent, Route};
 pub use command::{Command, Outlook, Read, Status};

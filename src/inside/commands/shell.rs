@@ -32,12 +32,14 @@ const SETTLE: Duration = Duration::from_millis(10);
 const REPORT_BYTES_MAX: usize = PATH_BYTES_MAX + 64;
 const WINDOW: Winsize = Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
 
-/// `set -m`: a program in the foreground gets the terminal's signals, and not this loop. The status is put back before
+/// `set -m`: a program in the foreground gets the terminal's signals, and not this loop. `trap`: a request to end what runs
+/// may come between two programs, when the foreground is the shell; they do not inherit it. The status is put back before
 /// each line, so that `$?` is the last line's. A report begins with the end of whatever a line has written there.
 const LOOP: &str = r#"
 __caisson_status() { return "$1"; }
 __caisson_s=0
 shopt -s expand_aliases
+trap : TERM
 while IFS= read -r -d '' -u IN __caisson_n && IFS= read -r -d '' -u IN __caisson_d && IFS= read -r -d '' -u IN __caisson_c; do
   [ -z "$__caisson_d" ] || cd "-${__caisson_d:0:1}" -- "${__caisson_d:1}" >/dev/null 2>&1
   __caisson_status "$__caisson_s"
