@@ -21,10 +21,10 @@ const SEAT: &str = include_str!("../probe/seat.py");
 const LAYER: &str = include_str!("../probe/layer.py");
 const FALSE_ZYGOTE: &str = include_str!("../probe/false_zygote.py");
 
-type Answers = BTreeMap<String, BTreeMap<String, String>>;
+pub(crate) type Answers = BTreeMap<String, BTreeMap<String, String>>;
 
 /// What a process with this uid and no capability can do to each of them.
-fn tries(uid: u32, targets: &[(&str, i32)]) -> Answers {
+pub(crate) fn tries(uid: u32, targets: &[(&str, i32)]) -> Answers {
     let words = targets.iter().map(|(name, pid)| format!("{name}={pid}"));
     let output = Command::new(PYTHON)
         .args(["-I", "-c", SEAT])
@@ -119,7 +119,7 @@ fn the_first_layer_refuses_what_a_zygote_must_not_do_even_to_root() {
 }
 
 /// A launcher whose zygotes are ours.
-fn with_false_zygotes(mode: &str) -> Result<Arc<Stand>, String> {
+fn with_false_zygotes(mode: &str, shells_ready: usize) -> Result<Arc<Stand>, String> {
     if !Path::new(PYTHON).exists() {
         return Err("needs the system's Python".to_owned());
     }
@@ -133,7 +133,7 @@ fn with_false_zygotes(mode: &str) -> Result<Arc<Stand>, String> {
     let stand = Stand::start(|settings| {
         settings.python_env = Some(env.clone());
         settings.python_caches = None;
-        settings.shells_ready = 0;
+        settings.shells_ready = shells_ready;
     });
     // The template has mounted it: the directory itself may go.
     if let Ok(stand) = &stand {
@@ -146,11 +146,66 @@ fn with_false_zygotes(mode: &str) -> Result<Arc<Stand>, String> {
 
 macro_rules! false_zygotes {
     ($mode:expr) => {
-        match with_false_zygotes($mode) {
+        false_zygotes!($mode, 0)
+    };
+    ($mode:expr, $shells_ready:expr) => {
+        match with_false_zygotes($mode, $shells_ready) {
             Ok(stand) => stand,
             Err(reason) => return skip(&reason),
         }
     };
+}
+
+#[test]
+fn a_zygotes_domain_lets_it_reach_nobody_that_its_uid_alone_would() {
+    let stand = false_zygotes!("reaches", 1);
+    let zygote = stand.zygote(Profile::Python).expect("it serves");
+    let other = stand.zygote(Profile::PythonData).expect("it serves");
+    // A shell made for it waits with its init, whose user namespace its uid owns.
+    let space = fresh_space();
+    let reached: Vec<i32> = inits(&stand);
+    drop(stand.guest(plan(space)));
+    proc::until("a shell is ready", Duration::from_secs(20), || inits(&stand).len() > reached.len());
+    let uid = proc::uid(zygote).expect("it lives");
+    let made = inits(&stand);
+    let owned: Vec<i32> =
+        made.into_iter().filter(|init| tries(uid, &[("init", *init)])["init"]["kill"] == "done").collect();
+    let init = *owned.first().expect("control: without the domain its uid reaches such an init");
+    let names = [("launcher", stand.launcher), ("zygote", other), ("init", init)];
+    let inside = |pid: i32| {
+        let pids = proc::pids_in_namespaces(pid);
+        pids[proc::pids_in_namespaces(stand.launcher).len() - 1]
+    };
+    let words: Vec<String> = names.iter().map(|(name, pid)| format!("{name}={}", inside(*pid))).collect();
+    // Complete or not there: it is read as soon as it is.
+    fs::write(stand.dir.join("env/new"), words.join("\n")).expect("a directory of our own");
+    fs::rename(stand.dir.join("env/new"), stand.dir.join("env/targets")).expect("a directory of our own");
+    let answer = || stand.log().lines().find_map(|line| line.strip_prefix("REACHED ").map(str::to_owned));
+    // Meanwhile the launcher has the zygote's uid again and again, for the moment that it takes to start an init.
+    proc::until("it has tried", Duration::from_secs(60), || {
+        drop(stand.launch(plan(space)));
+        answer().is_some()
+    });
+    let reached: Answers =
+        serde_json::from_str(&answer().expect("it has tried")).expect("its answers are JSON");
+    for what in ["signal 0", "SIGSTOP", "ptrace"] {
+        assert_eq!(reached["itself"][what], "done", "control: {reached:?}");
+        for (name, _) in names {
+            assert_eq!(reached[name][what], "EPERM", "{name}: {what}");
+        }
+    }
+    assert!(proc::lives(stand.launcher) && proc::lives(other) && proc::lives(init));
+    stand.still_launches();
+}
+
+/// Inits of the launcher's sandboxes.
+fn inits(stand: &Stand) -> Vec<i32> {
+    let depth = proc::pids_in_namespaces(stand.launcher).len();
+    let is_init = |pid: &i32| {
+        let pids = proc::pids_in_namespaces(*pid);
+        pids.len() == depth + 1 && pids.last() == Some(&1) && proc::parent(*pid) == Some(stand.launcher)
+    };
+    proc::all().into_iter().filter(is_init).collect()
 }
 
 #[test]
