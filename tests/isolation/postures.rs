@@ -453,8 +453,7 @@ fn a_guest_reads_its_own_entries_in_proc_and_nobody_under_another_id_does() {
     }
     // Where the pid namespace is missing they can name each other, and no Landlock binds who asks here.
     let stand = lacking!(Lack::Namespaces);
-    let (mut one, mut other) =
-        (stand.guest(plan(space)), stand.guest(LaunchPlan { account: Account(1), ..plan(space) }));
+    let (mut one, mut other) = (stand.guest(plan(space)), stand.guest(plan(fresh_space())));
     let (uid, other_uid) = (one.attestation.host_uid, other.attestation.host_uid);
     assert_ne!(uid, other_uid);
     let (pid, other_pid) = (own_pid(&mut one), own_pid(&mut other));

@@ -49,7 +49,13 @@ def stop(pid):
     os.kill(pid, signal.SIGCONT)
 
 
-TRIES = {"signal 0": lambda pid: os.kill(pid, 0), "SIGSTOP": stop, "ptrace": trace}
+def read(pid):
+    """Asks the kernel what a trace would."""
+    with open("/proc/%d/environ" % pid, "rb") as file:
+        file.read(1)
+
+
+TRIES = {"signal 0": lambda pid: os.kill(pid, 0), "SIGSTOP": stop, "ptrace": trace, "environ": read}
 
 
 def reach():
