@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use caisson::launcher::plan::{LaunchPlan, Origin, Profile, Step};
 use caisson::launcher::seccomp;
+use caisson::launcher::settings::Settings;
 
 use crate::support::stand::fresh_space;
 use crate::support::{Stand, common_stand, missing, own_stand, plan, proc, skip, strict};
@@ -118,8 +119,11 @@ fn the_first_layer_refuses_what_a_zygote_must_not_do_even_to_root() {
     }
 }
 
-/// A launcher whose zygotes are ours.
-fn with_false_zygotes(mode: &str, shells_ready: usize) -> Result<Arc<Stand>, String> {
+/// A launcher whose zygotes are ours. Their environment lies in the stand's `env`, and inside in `/opt/python`.
+pub(crate) fn with_false_zygotes(
+    mode: &str,
+    change: impl FnOnce(&mut Settings),
+) -> Result<Arc<Stand>, String> {
     if !Path::new(PYTHON).exists() {
         return Err("needs the system's Python".to_owned());
     }
@@ -133,7 +137,8 @@ fn with_false_zygotes(mode: &str, shells_ready: usize) -> Result<Arc<Stand>, Str
     let stand = Stand::start(|settings| {
         settings.python_env = Some(env.clone());
         settings.python_caches = None;
-        settings.shells_ready = shells_ready;
+        settings.shells_ready = 0;
+        change(settings);
     });
     // The template has mounted it: the directory itself may go.
     if let Ok(stand) = &stand {
@@ -146,10 +151,10 @@ fn with_false_zygotes(mode: &str, shells_ready: usize) -> Result<Arc<Stand>, Str
 
 macro_rules! false_zygotes {
     ($mode:expr) => {
-        false_zygotes!($mode, 0)
+        false_zygotes!($mode, |_| {})
     };
-    ($mode:expr, $shells_ready:expr) => {
-        match with_false_zygotes($mode, $shells_ready) {
+    ($mode:expr, $change:expr) => {
+        match with_false_zygotes($mode, $change) {
             Ok(stand) => stand,
             Err(reason) => return skip(&reason),
         }
@@ -161,7 +166,7 @@ fn a_zygotes_domain_lets_it_reach_nobody_that_its_uid_alone_would() {
     if caisson::sys::raw::landlock_abi().unwrap_or(0) < 6 {
         return skip("signals have a scope from Landlock ABI 6 on");
     }
-    let stand = false_zygotes!("reaches", 1);
+    let stand = false_zygotes!("reaches", |settings| settings.shells_ready = 1);
     let zygote = stand.zygote(Profile::Python).expect("it serves");
     let other = stand.zygote(Profile::PythonData).expect("it serves");
     // A shell made for it waits with its init, whose user namespace its uid owns.
