@@ -104,9 +104,11 @@ fn a_shell_whose_init_does_not_come_up_is_not_made_again_and_again() {
     let policies = tempfile::tempdir().expect("a temporary directory");
     let ours = concat!(env!("CARGO_MANIFEST_DIR"), "/policies/landlock.toml");
     let rules = fs::read_to_string(ours).expect("ours");
-    let needed = "[[rule]]\npath = \"/opt/python/mode\"\naccess = \"read\"\nwhy = \"for this test\"\n";
+    let needed = "[[rule]]\npath = \"/opt/python/needed\"\naccess = \"read\"\nwhy = \"for this test\"\n";
     fs::write(policies.path().join("landlock.toml"), format!("{needed}\n{rules}")).expect("our own");
     let stand = with_false_zygotes("", |settings| {
+        let env = settings.python_env.as_ref().expect("it was made for this launcher");
+        fs::create_dir(env.join("needed")).expect("a directory of our own");
         settings.zygotes_off = true;
         // More than are on their way at once, however slow the machine: the number itself stops nothing.
         settings.shells_ready = 16;
@@ -121,7 +123,7 @@ fn a_shell_whose_init_does_not_come_up_is_not_made_again_and_again() {
     // The witness and its init, and what waits.
     proc::until("shells are ready", GONE_MAX, || children(&stand).len() >= 18);
     // What an init must allow its guest is not there any more.
-    fs::remove_file(stand.dir.join("env/mode")).expect("the stand's own");
+    fs::remove_dir(stand.dir.join("env/needed")).expect("the stand's own");
     let trouble = stand.launch(strict(fresh_space())).err().expect("its shell does not come up");
     assert_eq!(trouble.step, Step::InitRuleset);
     // Those that were on their way before the first was seen to fail.
