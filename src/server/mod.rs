@@ -29,6 +29,7 @@ mod answer;
 mod auth;
 mod body;
 pub mod code;
+mod crowd;
 mod fields;
 mod front;
 mod guard;

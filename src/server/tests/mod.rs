@@ -1,6 +1,7 @@
 //! The routes, driven in memory with an engine of a few lines.
 
 mod access;
+mod crowded;
 mod documents;
 mod execute;
 mod fake;
