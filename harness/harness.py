@@ -145,7 +145,7 @@ def new_stream(fd, key, name, recorder):
     return Text(pipe, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True)
 
 
-def one_write_print(*args, sep=None, end=None, file=None, flush=False):
+def one_write_print(*args, sep=" ", end="\n", file=None, flush=False):
     # The built-in makes a write call for the text and one for the newline. Streams here are unbuffered, so that
     # would be two system calls and two wake-ups of the daemon a line; everything unusual goes to the built-in.
     if file is None and (sep is None or type(sep) is str) and (end is None or type(end) is str):

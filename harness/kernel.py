@@ -8,11 +8,14 @@ Building a shell changes much of the process (builtins, filters of warnings, the
 A zygote undoes that with `put_aside()`, so that native cells see no trace of it; `take_over()` does it again.
 """
 
+import asyncio
 import builtins
+import getpass
 import json
 import os
 import signal
 import sys
+import types
 import warnings
 
 INLINE = "module://matplotlib_inline.backend_inline"
@@ -22,11 +25,36 @@ NO_NETWORK = (
 )
 # pip would try for a minute to reach what is not there.
 PIP_ENVIRONMENT = {"PIP_RETRIES": "0", "PIP_DEFAULT_TIMEOUT": "1", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+UNFIT = (
+    "Message serialization failed with:\n%s\n"
+    "Supporting this message is deprecated in jupyter-client 7, please make sure your message is JSON-compliant"
+)
 # What one cell may publish, in bytes of its frames: below the daemon's bound for a cell, and enough for the daemon to
 # see that a cell passed its cap of characters.
 PUBLISHED_BYTES_MAX = 15_000_000
 
-_encode, _getpid = json.JSONEncoder().encode, os.getpid
+
+
+def pack_odd(value):
+    """What jupyter_client does with a value that JSON has no word for: times and bytes become strings."""
+    from jupyter_client.jsonutil import json_default
+
+    return json_default(value)
+
+
+_encode, _getpid = json.JSONEncoder(allow_nan=False, default=pack_odd).encode, os.getpid
+
+
+def pack(value):
+    """JSON as jupyter_client packs it, so that a bundle which a notebook takes is taken here."""
+    try:
+        return _encode(value)
+    except (TypeError, ValueError) as error:
+        from jupyter_client.jsonutil import json_clean
+
+        packed = _encode(json_clean(value))
+        warnings.warn(UNFIT % error, stacklevel=2)
+        return packed
 
 
 class Publisher:
@@ -35,12 +63,12 @@ class Publisher:
     def __init__(self):
         self.nonce = self.send = self.recorder = None
         self.pid = -1
-        self.published = 0
+        self.published, self.dropped = 0, False
         self.failed = None  # the last error that was shown, as JSON
 
     def open(self, nonce, recorder, send):
         self.nonce, self.recorder, self.send = nonce, recorder, send
-        self.pid, self.published, self.failed = _getpid(), 0, None
+        self.pid, self.published, self.dropped, self.failed = _getpid(), 0, False, None
 
     def close(self):
         self.nonce = None
@@ -56,22 +84,22 @@ class Publisher:
         if kind == "error":
             self.failed = body
         frame = '\n{"nonce":%s,"event":%s}\n' % (self.nonce, body)
-        if self.published <= PUBLISHED_BYTES_MAX < self.published + len(frame):
-            self.published += len(frame)
-            frame = '\n{"nonce":%s,"event":"dropped"}\n' % self.nonce
-        elif self.published > PUBLISHED_BYTES_MAX:
-            return
-        else:
+        if self.published + len(frame) <= PUBLISHED_BYTES_MAX:
             self.published += len(frame)
             self.recorder.note("r", 1)
+        elif self.dropped:
+            return
+        else:
+            self.dropped = True
+            frame = '\n{"nonce":%s,"event":"dropped"}\n' % self.nonce
         self.send(frame.encode("ascii"))
 
 
 def bundle_event(name):
     def event(content):
         display_id = (content.get("transient") or {}).get("display_id")
-        more = "" if display_id is None else ',"id":%s' % _encode(str(display_id))
-        data, metadata = _encode(content.get("data") or {}), _encode(content.get("metadata") or {})
+        more = "" if display_id is None else ',"id":%s' % pack(str(display_id))
+        data, metadata = pack(content.get("data") or {}), pack(content.get("metadata") or {})
         return '"%s","data":%s,"metadata":%s%s' % (name, data, metadata, more)
 
     return event
@@ -84,7 +112,7 @@ def clear_event(content):
 def error_event(content):
     fields = {"ename": str(content["ename"]), "evalue": str(content["evalue"])}
     fields["traceback"] = [str(line) for line in content["traceback"]]
-    return '"error","error":%s' % _encode(fields)
+    return '"error","error":%s' % pack(fields)
 
 
 EVENTS = {
@@ -122,6 +150,16 @@ def shell_classes(publisher):
                 publisher.publish(msg_or_type, content or {})
 
     class Shell(ZMQInteractiveShell):
+        @property
+        def db(self):
+            """In the guest's own home: the profile that the shell was built with is read-only."""
+            if self._db is None:
+                from IPython.external.pickleshare import PickleShareDB
+                from IPython.paths import get_ipython_dir
+
+                self._db = PickleShareDB(os.path.join(get_ipython_dir(), "profile_default", "db"))
+            return self._db
+
         def enable_gui(self, gui=None):
             """There is no event loop of a window system to join."""
 
@@ -172,10 +210,9 @@ def restore_names(module, names, values):
 
 
 def pip_magic(shell):
-    def pip(line):
-        """Run pip, which has no network here."""
-        from IPython.core.magics.packaging import PackagingMagics
+    from IPython.core.magics.packaging import PackagingMagics
 
+    def pip(line):
         for name, value in PIP_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         PackagingMagics(shell).pip(line)
@@ -184,7 +221,28 @@ def pip_magic(shell):
         if wants_index and "--no-index" not in words and shell.user_ns.get("_exit_code"):
             print(NO_NETWORK, file=sys.stderr)
 
+    pip.__doc__ = PackagingMagics.pip.__doc__
     return pip
+
+
+def forbidden_input():
+    """`input` and `getpass` of a kernel whose client takes no questions."""
+    from ipykernel.kernelbase import Kernel as Asker
+
+    class Nobody:
+        _allow_stdin = False
+
+    return types.MethodType(Asker.raw_input, Nobody()), types.MethodType(Asker.getpass, Nobody())
+
+
+def tell_pandas(in_kernel_columns=20):
+    """pandas looks once, when it is imported, whether it is in a notebook, and a zygote imported it before."""
+    options = sys.modules.get("pandas._config.config")
+    registered = getattr(options, "_registered_options", {})
+    option = registered.get("display.max_columns")
+    if option is not None and option.defval == 0:
+        registered["display.max_columns"] = option._replace(defval=in_kernel_columns)
+        options.set_option("display.max_columns", in_kernel_columns)
 
 
 class Kernel:
@@ -196,7 +254,11 @@ class Kernel:
         # Before anything is imported that looks for it.
         os.environ["MPLBACKEND"] = INLINE
         self.shell = self.build()
-        self.forbid_input()
+        # The module's own names, which emptying it takes away as well.
+        self.module_names = {name: value for name, value in self.shell.user_ns.items() if name.startswith("__")}
+        self.cells = 0
+        self.input, self.getpass = forbidden_input()
+        builtins.input = self.input
         self.own = Surroundings()
 
     def build(self):
@@ -214,26 +276,17 @@ class Kernel:
         shell.displayhook.topic = b""
         shell.display_pub.topic = b""
         shell.register_magic_function(pip_magic(shell), magic_name="pip")
+        shell.extension_manager.load_extension("storemagic")
         return shell
-
-    def forbid_input(self):
-        from IPython.core.error import StdinNotImplementedError
-
-        def input(prompt=""):  # noqa: A001
-            raise StdinNotImplementedError("raw_input was called, but this frontend does not support input requests.")
-
-        def getpass(prompt="", stream=None, **more):
-            raise StdinNotImplementedError("getpass was called, but this frontend does not support input requests.")
-
-        self.input, self.getpass = input, getpass
-        builtins.input = input
 
     # --- in a zygote --------------------------------------------------------------------------------------------------
 
     def put_aside(self):
         """Leaves the process as if no shell had been built."""
         self.shell.reset(new_session=False)
-        self.shell.execution_count = 1
+        self.shell.user_ns.update(self.module_names)
+        self.shell.user_ns_hidden.update(self.module_names)
+        self.cells = 0
         self.shell.history_manager.reset()
         self.shell.compile._filename_map.clear()
         self.own = Surroundings()
@@ -245,9 +298,7 @@ class Kernel:
 
     def close_loop(self):
         """An event loop holds descriptors: each fork makes its own."""
-        from IPython.core.async_helpers import get_asyncio_loop
-
-        get_asyncio_loop().close()
+        self.loop().close()
 
     def leave_inline(self):
         matplotlib = sys.modules.get("matplotlib")
@@ -269,6 +320,8 @@ class Kernel:
         own.restore()
         if "matplotlib.pyplot" in sys.modules:
             self.enter_inline()
+        tell_pandas()
+        self.replace_debugger()
         session.main = shell.user_module
         # However the daemon was started: an interrupt is an exception of the cell.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -281,12 +334,24 @@ class Kernel:
         from matplotlib_inline.backend_inline import configure_inline_support
 
         configure_inline_support(self.shell, INLINE)
+        # Of the rehearsals' figures: `%run` would draw one that nobody made.
+        sys.modules["matplotlib.pyplot"].draw_if_interactive.called = False
+
+    def replace_debugger(self):
+        """With the one of IPython, whose prompt is `input` and so an error at once."""
+        import pdb
+
+        from IPython.core import debugger
+
+        debugger.Pdb = pdb.Pdb = debugger.InterruptiblePdb
+        pdb.set_trace = debugger.set_trace
 
     # --- cells --------------------------------------------------------------------------------------------------------
 
     def cell(self, code, nonce, recorder, send):
         """Runs one cell. Returns its error as JSON; everything else has been published by then."""
         publisher, shell = self.publisher, self.shell
+        self.begin_cell()
         publisher.open(nonce, recorder, send)
         try:
             result = shell.run_cell(code, store_history=True)
@@ -296,6 +361,22 @@ class Kernel:
         if result.success and not shell._last_traceback_during_displayhook:
             return "null"
         return (publisher.failed or error_event(self.unshown(result))).partition('"error":')[2]
+
+    def begin_cell(self):
+        """Numbers the cell as the daemon does, so that `Out[n]` is what was shown as n, and sets what ipykernel sets
+        for each cell anew."""
+        self.cells += 1
+        self.shell.execution_count = self.cells
+        history = self.shell.history_manager
+        for inputs in (history.input_hist_parsed, history.input_hist_raw):
+            inputs.extend([""] * (self.cells - len(inputs)))
+        builtins.input, getpass.getpass = self.input, self.getpass
+        asyncio.set_event_loop(self.loop())
+
+    def loop(self):
+        from IPython.core.async_helpers import get_asyncio_loop
+
+        return get_asyncio_loop()
 
     def unshown(self, result):
         error = result.error_before_exec or result.error_in_exec
