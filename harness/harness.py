@@ -323,9 +323,14 @@ class Session:
         return self.run(code, name, self.main.__dict__)
 
     def take_kernel(self):
-        """From now on this session's cells are a kernel's."""
-        self.kernel = build_kernel()
-        self.kernel.take_over(self)
+        """From now on this session's cells are a kernel's. Returns why they cannot be, as JSON, or None."""
+        try:
+            kernel = build_kernel()
+        except ImportError as exc:
+            return describe(ImportError("this interpreter has no kernel: %s" % exc))
+        kernel.take_over(self)
+        self.kernel = kernel
+        return None
 
     def kernel_cell(self, code, nonce):
         """The same as `cell` for a kernel, which publishes its outputs itself."""
@@ -540,11 +545,14 @@ def answer(session, request):
     if type(setup) is dict and type(setup.get("cwd")) is str:
         refused = enter(setup["cwd"])
     if not refused:
+        missing = None
         if request.get("kernel") is True and session.kernel is None:
-            session.take_kernel()
+            missing = session.take_kernel()
         if type(warm) is str:
             session.warm(warm)
-        if type(code) is str and session.kernel is not None:
+        if missing is not None:
+            error = missing
+        elif type(code) is str and session.kernel is not None:
             error = session.kernel_cell(code, quoted_nonce(request))
         elif type(code) is str:
             result, error = session.cell(code)

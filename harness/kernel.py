@@ -235,6 +235,14 @@ def forbidden_input():
     return types.MethodType(Asker.raw_input, Nobody()), types.MethodType(Asker.getpass, Nobody())
 
 
+def path_of_kernel(path):
+    """The working directory behind the standard library: a cell's `random.py` does not hide Python's."""
+    path = [folder for folder in path if folder]
+    packages = [at for at, folder in enumerate(path) if os.path.basename(folder) in ("site-packages", "dist-packages")]
+    path.insert(packages[0] if packages else len(path), "")
+    return path
+
+
 def tell_pandas(in_kernel_columns=20):
     """pandas looks once, when it is imported, whether it is in a notebook, and a zygote imported it before."""
     options = sys.modules.get("pandas._config.config")
@@ -254,8 +262,9 @@ class Kernel:
         # Before anything is imported that looks for it.
         os.environ["MPLBACKEND"] = INLINE
         self.shell = self.build()
-        # The module's own names, which emptying it takes away as well.
-        self.module_names = {name: value for name, value in self.shell.user_ns.items() if name.startswith("__")}
+        # Names that emptying the module takes away as well and does not bring back.
+        names = self.shell.user_ns.items()
+        self.module_names = {name: value for name, value in names if name.startswith("__") or name == "_"}
         self.cells = 0
         self.input, self.getpass = forbidden_input()
         builtins.input = self.input
@@ -314,7 +323,7 @@ class Kernel:
         own, here = self.own, Surroundings()
         own.sys = dict(own.sys, stdout=here.sys["stdout"], stderr=here.sys["stderr"], stdin=here.sys["stdin"])
         own.builtins["print"] = here.builtins["print"]
-        own.path = here.path
+        own.path = path_of_kernel(here.path)
         changed = {name: value for name, value in own.environment.items() if self.native.environment.get(name) != value}
         own.environment = dict(here.environment, **changed)
         own.restore()
@@ -322,6 +331,8 @@ class Kernel:
             self.enter_inline()
         tell_pandas()
         self.replace_debugger()
+        shell.starting_dir = os.getcwd()
+        shell.history_manager.dir_hist[:] = [shell.starting_dir]
         session.main = shell.user_module
         # However the daemon was started: an interrupt is an exception of the cell.
         signal.signal(signal.SIGINT, signal.default_int_handler)

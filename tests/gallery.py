@@ -32,8 +32,28 @@ PYTHON_ENV = os.path.join(ROOT, "target/runtime/python")
 CELL_S = 60
 HOME, IN_SANDBOX = "/home/sandbox", "/opt/python"
 
+PRELOADED = "pyplot is loaded, with the inline backend entered, before the first cell"
+COUNTED = "execution_count is the number of the session's cell by the daemon's books (contract 3.2), whatever it holds"
+NO_KERNEL_APP = "there is no kernel application with sockets and threads behind the shell"
+NO_DEBUGPY = "debugpy is not loaded"
 # group, cell: why caisson shows something else than ipykernel does.
-DIFFERENCES = {}
+DIFFERENCES = {
+    ("blank", "three"): COUNTED,
+    ("surroundings", "two runs of a cell"): COUNTED,
+    ("surroundings", "matplotlib"): PRELOADED,
+    ("surroundings", "pyplot"): PRELOADED,
+    ("surroundings", "builtins"): NO_DEBUGPY + ", which leaves execfile and runfile there",
+    ("surroundings", "breakpoint"): NO_DEBUGPY + ", which makes breakpoint() do nothing: it is an error of the cell, as any question is",
+    ("streams", "syntax warning"): "ipykernel compiles a cell once more to see whether it awaits, and shows the warning twice",
+    ("streams", "stdout object"): "sys.stdout is a text stream on descriptor 1 and says utf-8, ipykernel's says UTF-8",
+    ("magics", "connect_info"): NO_KERNEL_APP,
+    ("magics", "subshell"): NO_KERNEL_APP,
+    ("display", "what no bundle takes"): "the same error, with other frames below IPython's",
+    ("display", "lone surrogate"): "half a character becomes U+FFFD (contract 3.3); in ipykernel it is an error",
+    ("async", "asyncio.run"): "asyncio.run works: plain cells run outside of the event loop",
+    ("async", "task from a plain cell"): "the event loop runs while a cell awaits; tasks go on in the next cell that does",
+    ("async", "group"): "ipykernel's reply has the traceback of an earlier cell's error",
+}
 # Here only the order within each stream is compared: ipykernel collects the two for some time and sends one after the
 # other, caisson keeps the order in which they were written.
 BY_STREAM = {("streams", "interleaved"), ("charts", "tqdm write")}
@@ -62,7 +82,7 @@ class Reference:
         from jupyter_client.manager import KernelManager
 
         self.scratch = tempfile.mkdtemp(prefix="caisson-gallery-")
-        self.home = os.path.join(self.scratch, "home")
+        self.home = os.path.join(self.scratch, "sandbox")
         os.mkdir(self.home)
         # What a sandbox has, but for the paths.
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": self.home, "LANG": "C.UTF-8", "SHELL": "/bin/bash", "TMPDIR": "/tmp",
