@@ -197,6 +197,11 @@ def safe_str(value):
         return "<unprintable %s object>" % type.__dict__["__name__"].__get__(type(value))
 
 
+def bare_error(exc):
+    """The `error` object of a frame with nothing that could fail in it."""
+    return '{"ename":%s,"evalue":"","traceback":[]}' % _quote(clean(type.__dict__["__name__"].__get__(type(exc)), 1000))
+
+
 def exit_code_text(exc):
     code = exc.code
     return "0" if code is None else safe_str(code)
@@ -239,6 +244,11 @@ def cut_middle(chunks):
     keep = 40
     cut = chunks[:keep] + ["[…]"] + chunks[-keep:] if len(chunks) > 2 * keep else chunks
     return [clean(chunk, TRACEBACK_CHARS_MAX // (2 * keep + 1)) for chunk in cut]
+
+
+def cut_error(name, evalue, lines):
+    """The fields of an error, fit for a frame."""
+    return {"ename": clean(name, 1000), "evalue": clean(evalue, EVALUE_CHARS_MAX), "traceback": cut_middle(lines)}
 
 
 def describe(exc):
@@ -629,7 +639,7 @@ def build_kernel():
         spec = importlib.util.spec_from_file_location("caisson_kernel", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        _kernel = module.Kernel()
+        _kernel = module.Kernel(cut_error)
     return _kernel
 
 
@@ -709,11 +719,15 @@ def insist(session, step, *args):
     """Takes a step of the loop whatever a signal handler that a cell left behind raises in it."""
     while True:
         try:
-            return step(*args)
-        except BaseException as exc:
-            complain(session, exc)
-            if step is answer:  # the cell ran, or part of it: it must not run twice
-                step, args = done, (args[1], "null", describe(exc), "")
+            try:
+                return step(*args)
+            except BaseException as exc:
+                complain(session, exc)
+                if step is answer:  # the cell ran, or part of it: it must not run twice
+                    step, args = done, (args[1], "null", describe(exc), "")
+        except BaseException as exc:  # the handler again, while the first one was being told
+            if step is answer:
+                step, args = done, (args[1], "null", bare_error(exc), "")
 
 
 def complain(session, exc):

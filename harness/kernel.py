@@ -12,6 +12,7 @@ import asyncio
 import builtins
 import getpass
 import json
+import linecache
 import os
 import signal
 import sys
@@ -29,6 +30,8 @@ UNFIT = (
     "Message serialization failed with:\n%s\n"
     "Supporting this message is deprecated in jupyter-client 7, please make sure your message is JSON-compliant"
 )
+# What pandas takes for its `display.max_columns` in a terminal and in a notebook.
+TERMINAL_COLUMNS, NOTEBOOK_COLUMNS = 0, 20
 # What one cell may publish, in bytes of its frames: below the daemon's bound for a cell, and enough for the daemon to
 # see that a cell passed its cap of characters.
 PUBLISHED_BYTES_MAX = 15_000_000
@@ -60,7 +63,8 @@ def pack(value):
 class Publisher:
     """Turns what the shell publishes into event frames."""
 
-    def __init__(self):
+    def __init__(self, cut_error):
+        self.events = dict(EVENTS, error=error_event(cut_error))
         self.nonce = self.send = self.recorder = None
         self.pid = -1
         self.published, self.dropped = 0, False
@@ -77,7 +81,7 @@ class Publisher:
         # A forked child has no cell of its own, and a thread may outlive its cell.
         if self.nonce is None or _getpid() != self.pid:
             return
-        event = EVENTS.get(kind)
+        event = self.events.get(kind)
         if event is None:
             return
         body = event(content)
@@ -109,10 +113,12 @@ def clear_event(content):
     return '"clear","wait":%s' % ("true" if content.get("wait") else "false")
 
 
-def error_event(content):
-    fields = {"ename": str(content["ename"]), "evalue": str(content["evalue"])}
-    fields["traceback"] = [str(line) for line in content["traceback"]]
-    return '"error","error":%s' % pack(fields)
+def error_event(cut_error):
+    def event(content):
+        lines = [str(line) for line in content["traceback"]]
+        return '"error","error":%s' % pack(cut_error(str(content["ename"]), str(content["evalue"]), lines))
+
+    return event
 
 
 EVENTS = {
@@ -120,7 +126,6 @@ EVENTS = {
     "update_display_data": bundle_event("update"),
     "execute_result": bundle_event("result"),
     "clear_output": clear_event,
-    "error": error_event,
 }
 
 
@@ -197,7 +202,12 @@ class Surroundings:
 
 
 WATCHED_BUILTINS = ("display", "get_ipython", "__IPYTHON__", "_", "exit", "quit", "input", "print")
-WATCHED_SYS = ("displayhook", "excepthook", "ps1", "ps2", "ps3", "argv", "stdout", "stderr", "stdin", "last_exc")
+WATCHED_SYS = ("displayhook", "excepthook", "ps1", "ps2", "ps3", "argv", "stdout", "stderr", "stdin") + (
+    "last_type",
+    "last_value",
+    "last_traceback",
+    "last_exc",
+)
 
 
 def restore_names(module, names, values):
@@ -243,21 +253,46 @@ def path_of_kernel(path):
     return path
 
 
-def tell_pandas(in_kernel_columns=20):
+def end_interrupts():
+    """One that comes now came too late: the cell is over."""
+    while True:
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            return
+        except KeyboardInterrupt:
+            pass
+
+
+def set_columns(before, now):
     """pandas looks once, when it is imported, whether it is in a notebook, and a zygote imported it before."""
     options = sys.modules.get("pandas._config.config")
     registered = getattr(options, "_registered_options", {})
     option = registered.get("display.max_columns")
-    if option is not None and option.defval == 0:
-        registered["display.max_columns"] = option._replace(defval=in_kernel_columns)
-        options.set_option("display.max_columns", in_kernel_columns)
+    if option is not None and option.defval == before:
+        registered["display.max_columns"] = option._replace(defval=now)
+        options.set_option("display.max_columns", now)
+
+
+class Replaced:
+    """Functions of modules that a kernel replaces, so that it can put them back."""
+
+    def __init__(self):
+        self.before = []
+
+    def replace(self, module, name, value):
+        self.before.append((module, name, getattr(module, name)))
+        setattr(module, name, value)
+
+    def restore(self):
+        while self.before:
+            setattr(*self.before.pop())
 
 
 class Kernel:
-    """One shell. Built once, taken over by at most one session."""
+    """One shell. Built once, taken over by at most one session. `cut_error` keeps an error within a frame."""
 
-    def __init__(self):
-        self.publisher = Publisher()
+    def __init__(self, cut_error):
+        self.publisher = Publisher(cut_error)
         self.native = Surroundings()
         # Before anything is imported that looks for it.
         os.environ["MPLBACKEND"] = INLINE
@@ -265,7 +300,7 @@ class Kernel:
         # Names that emptying the module takes away as well and does not bring back.
         names = self.shell.user_ns.items()
         self.module_names = {name: value for name, value in names if name.startswith("__") or name == "_"}
-        self.cells = 0
+        self.cells, self.replaced = 0, Replaced()
         self.input, self.getpass = forbidden_input()
         builtins.input = self.input
         self.own = Surroundings()
@@ -297,17 +332,20 @@ class Kernel:
         self.shell.user_ns_hidden.update(self.module_names)
         self.cells = 0
         self.shell.history_manager.reset()
+        for name in self.shell.compile._filename_map:
+            linecache.cache.pop(name, None)
         self.shell.compile._filename_map.clear()
         self.own = Surroundings()
         self.leave_inline()
-        self.close_loop()
+        # An event loop holds descriptors: each fork makes its own.
+        self.loop().close()
+        asyncio.set_event_loop_policy(None)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        set_columns(NOTEBOOK_COLUMNS, TERMINAL_COLUMNS)
+        self.replaced.restore()
         for cls in type(self.shell)._walk_mro():
             cls._instance = None
         self.native.restore()
-
-    def close_loop(self):
-        """An event loop holds descriptors: each fork makes its own."""
-        self.loop().close()
 
     def leave_inline(self):
         matplotlib = sys.modules.get("matplotlib")
@@ -329,13 +367,14 @@ class Kernel:
         own.restore()
         if "matplotlib.pyplot" in sys.modules:
             self.enter_inline()
-        tell_pandas()
+        set_columns(TERMINAL_COLUMNS, NOTEBOOK_COLUMNS)
+        self.replaced.replace(getpass, "getpass", self.getpass)
         self.replace_debugger()
         shell.starting_dir = os.getcwd()
         shell.history_manager.dir_hist[:] = [shell.starting_dir]
         session.main = shell.user_module
-        # However the daemon was started: an interrupt is an exception of the cell.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # However the daemon was started: an interrupt reaches a cell, and only a cell.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def enter_inline(self):
@@ -354,8 +393,9 @@ class Kernel:
 
         from IPython.core import debugger
 
-        debugger.Pdb = pdb.Pdb = debugger.InterruptiblePdb
-        pdb.set_trace = debugger.set_trace
+        for module in (debugger, pdb):
+            self.replaced.replace(module, "Pdb", debugger.InterruptiblePdb)
+        self.replaced.replace(pdb, "set_trace", debugger.set_trace)
 
     # --- cells --------------------------------------------------------------------------------------------------------
 
@@ -365,13 +405,15 @@ class Kernel:
         self.begin_cell()
         publisher.open(nonce, recorder, send)
         try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             result = shell.run_cell(code, store_history=True)
             self.show_pages()
         finally:
+            end_interrupts()
             publisher.close()
         if result.success and not shell._last_traceback_during_displayhook:
             return "null"
-        return (publisher.failed or error_event(self.unshown(result))).partition('"error":')[2]
+        return (publisher.failed or publisher.events["error"](self.unshown(result))).partition('"error":')[2]
 
     def begin_cell(self):
         """Numbers the cell as the daemon does, so that `Out[n]` is what was shown as n, and sets what ipykernel sets
@@ -380,6 +422,7 @@ class Kernel:
         self.shell.execution_count = self.cells
         history = self.shell.history_manager
         for inputs in (history.input_hist_parsed, history.input_hist_raw):
+            inputs[self.cells :] = []
             inputs.extend([""] * (self.cells - len(inputs)))
         builtins.input, getpass.getpass = self.input, self.getpass
         asyncio.set_event_loop(self.loop())
