@@ -509,42 +509,50 @@ def rouse(trace, profile, limit):
 
 
 class Requests:
-    """Request lines from descriptor 3."""
+    """Request lines from descriptor 3, and how far the one at hand has come: kept here, so that an exception in the
+    middle neither loses a request nor runs one twice."""
 
     def __init__(self):
-        self.parts = [b""]  # read so far; kept here, so that an exception in the middle loses nothing
+        self.parts = [b""]  # read so far
+        self.line, self.begun, self.frame = None, False, None
+        self.poll = _poll()
+        self.poll.register(REQUESTS, select_in)
 
     def next(self):
-        """The next request, or None at the end of the session."""
-        while True:
-            line = self.line()
-            if line is None:
-                return None
+        """The request at hand, or None at the end of the session."""
+        while self.line is not None or self.read_line():
             try:
-                request = _scan(line.decode("utf-8", "surrogatepass"), 0)[0]
+                request = _scan(self.line.decode("utf-8", "surrogatepass"), 0)[0]
             except (ValueError, StopIteration):
-                continue  # a cell read from the pipe and left a half
+                request = None  # a cell read from the pipe and left a half
             if type(request) is dict:
                 return request
+            self.finish()
+        return None
 
-    def line(self):
+    def finish(self):
+        self.line, self.begun, self.frame = None, False, None
+
+    def read_line(self):
+        """False at the end of the session."""
         parts = self.parts
         while parts[-1].find(10) < 0:
+            # Waited for apart from the reading: what a read returns is lost when a signal's handler raises as it wakes.
+            self.poll.poll()
             try:
                 data = _read(REQUESTS, 1 << 16)
             except BlockingIOError:
-                wait_for(REQUESTS, select_in)
                 continue
             except OSError as exc:
                 if exc.errno in GONE:
-                    return None
+                    return False
                 raise  # a guest's signal handler may well raise TimeoutError, which is an OSError
             if not data:
-                return None
+                return False
             parts.append(data)
         line, _, rest = b"".join(parts).partition(b"\n")
-        self.parts = [rest]
-        return line
+        self.parts, self.line = [rest], line
+        return True
 
 
 def answer(session, request):
@@ -662,9 +670,16 @@ def serve():
     if _access(_user_site, 0):
         add_user_site()
     requests = Requests()
-    while turn(session, requests):
-        pass
-    _exit(0)
+    while True:
+        try:
+            while turn(session, requests):
+                pass
+            _exit(0)
+        except BaseException:
+            pass  # of a signal handler, between two steps: the turn goes on where it was
+
+
+BROKEN_OFF = '{"ename":"RuntimeError","evalue":"a signal handler raised while the cell was ending","traceback":[]}'
 
 
 def turn(session, requests):
@@ -672,8 +687,14 @@ def turn(session, requests):
     request = insist(session, requests.next)
     if request is None:
         return False
-    frame = insist(session, answer, session, request)
-    insist(session, send, frame)
+    if requests.frame is None:
+        if requests.begun:
+            requests.frame = done(request, "null", BROKEN_OFF, "")
+        else:
+            requests.begun = True
+            requests.frame = insist(session, answer, session, request)
+    insist(session, send, requests.frame)
+    requests.finish()
     return True
 
 
