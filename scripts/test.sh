@@ -39,6 +39,8 @@ if stage build 1800 cargo test --release --locked --no-run -q && stage binary 90
   stage faults 900 "$python" -u tests/faults.py
   stage commands 900 "$python" -u tests/commands.py
   stage files 600 "$python" -u tests/files.py
+  stage endpoint 600 "$python" -u tests/endpoint.py
+  stage endpoint-module 600 "$python" -u tests/endpoint.py --module
   stage suites 2400 "$python" tests/suites.py
 fi
 
