@@ -10,6 +10,8 @@ ten times a second all the while, must get every answer right and soon. Prints a
 """
 import argparse
 import concurrent.futures
+import contextlib
+import http.client
 import os
 import random
 import re
@@ -340,6 +342,7 @@ def guests(report, only):
         report.note("neighbour: soon (%s)" % said, late and "p95 above %.0f ms or worst above %d s" % (bound * 1000, NEIGHBOUR_MAX_S))
         for client in clients.values():
             client.request("DELETE", "/v2/code/sessions")
+        report.run("a connection is kept for ten seconds without a key, with one for longer", strangers, daemon)
         report.run("figures return to the start", figures_return, daemon, before)
 
 
@@ -424,6 +427,33 @@ def slow_heads(daemon):
     finally:
         for connection in connections:
             connection.close()
+
+
+def strangers(daemon):
+    """Both open a connection for the next request; only one of them has shown a key."""
+    answers = []
+    with contextlib.ExitStack() as opened:
+        connections = {}
+        for name, headers in (("stranger", {}), ("known", {"X-API-Key": "KEYA"})):
+            connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=30)
+            opened.callback(connection.close)
+            connections[name] = (connection, headers)
+            connection.request("GET", "/health", headers=headers)
+            response = connection.getresponse()
+            response.read()
+            answers.append(response.status)
+        stranger, _ = connections["stranger"]
+        stranger.sock.settimeout(20)
+        started = time.monotonic()
+        left = stranger.sock.recv(1)
+        seconds = time.monotonic() - started
+        known, headers = connections["known"]
+        socket_before = known.sock
+        known.request("GET", "/health", headers=headers)
+        answers.append(known.getresponse().status)
+        if answers != [200, 200, 200] or known.sock is not socket_before:
+            return "answers %s" % answers
+    return "" if left == b"" and 9 < seconds < 12 else "closed after %.1f s with %r" % (seconds, left)
 
 
 # --- kills -------------------------------------------------------------------------------------------------------------

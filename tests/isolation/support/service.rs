@@ -66,6 +66,8 @@ impl Service {
             .arg(dir.join("data"))
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            // Kernels have a cap of their own, which is lower than the number of sessions that are made here.
+            .env("AIO_CODE_BACKEND", "native")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
