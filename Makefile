@@ -1,7 +1,7 @@
 # Each target sets up what it needs first (scripts/setup.sh; quick when nothing is missing). README.md has the tour.
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: serve test build bench soak faults test-vm test-vm-quick suites setup clean-runtime
+.PHONY: serve test build bench soak faults files test-vm test-vm-quick suites setup clean-runtime
 
 serve: ## build, set up, run the daemon in the foreground and show a first execution
 	@bash scripts/serve.sh
@@ -28,6 +28,9 @@ soak: build ## 10,000 one-offs and 200 sessions with random kills; figures retur
 
 faults: build ## guests that flood, bomb, forge and die; daemon, launcher and zygotes killed under load; a neighbour watches
 	@/usr/bin/env python3 -u tests/faults.py $(FAULTS_ARGS)
+
+files: build ## the file planes against guests that race, link and swap; large transfers; helpers that die
+	@/usr/bin/env python3 -u tests/files.py $(FILES_ARGS)
 
 bench: build ## the rows of docs/benchmarks.md, side by side with their peers, as a table of ratios
 	@bash scripts/setup.sh bench

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the rows of docs/benchmarks.md: the release daemon beside its peers, interleaved in one run.
 
-    benches/bench.py [--rows 1,2,3,4,5,7,8,9,10] [--rounds 40] [--sessions 100] [--seconds 4] [--json FILE] [--check]
+    benches/bench.py [--rows 1,2,3,4,5,6,7,8,9,10] [--rounds 40] [--sessions 100] [--seconds 4] [--json FILE] [--check]
 
 Prints a table of ratios (the median of the pairwise ratios of each round) with floor and goal. Needs ../shared/bench, root
 for what it is worth, and a machine with nothing else to do. With --check a missed floor is exit status 1.
@@ -27,7 +27,7 @@ import suites  # noqa: E402  the daemon under test is started and ended in one p
 BENCH = os.path.join(suites.SHARED, "bench")
 VENV_PYTHON = os.path.join(ROOT, "target/runtime/python/bin/python3")
 SYSTEM_PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else shutil.which("python3")
-NATIVE = {"AIO_CODE_BACKEND": "native"}
+NATIVE, KERNEL = {"AIO_CODE_BACKEND": "native"}, {"AIO_CODE_BACKEND": "kernel"}
 PRINT, STATEFUL, JS = "print(1)", "print(x + 1)", "console.log(1)"
 PANDAS = "import pandas as pd\ndf = pd.DataFrame({'a': range(10), 'b': range(10)})\nprint(df.describe().to_string())"
 LOADED = "import pandas, matplotlib.pyplot\nprint(1)"
@@ -151,13 +151,31 @@ client.stop_channels(); manager.shutdown_kernel(now=True)
 """
 
 
+# A kernel for one cell, as the shared peers.py starts it.
+JUPYTER_START = """
+import sys, time
+from jupyter_client import KernelManager
+print("ready", flush=True)
+for line in sys.stdin:
+    started = time.perf_counter()
+    manager = KernelManager(kernel_name="python3"); manager.start_kernel()
+    client = manager.client(); client.start_channels(); client.wait_for_ready(timeout=60)
+    client.execute_interactive("print(1)", output_hook=lambda message: None, timeout=60)
+    print(time.perf_counter() - started, flush=True)
+    client.stop_channels(); manager.shutdown_kernel(now=True)
+"""
+
+
 class Jupyter:
-    """jupyter_client with one live ipykernel, in a process of its own under the product's environment."""
+    """jupyter_client with real ipykernels, in a process of its own under the product's environment."""
+
+    def __init__(self, script=JUPYTER):
+        self.script = script
 
     def __enter__(self):
         self.folder = tempfile.mkdtemp(prefix="caisson-bench-")
-        env = suites.clean_env(JUPYTER_RUNTIME_DIR=self.folder, IPYTHONDIR=self.folder, HOME=self.folder)
-        self.process = subprocess.Popen([VENV_PYTHON, "-c", JUPYTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env = suites.clean_env(JUPYTER_RUNTIME_DIR=self.folder, IPYTHONDIR=self.folder, HOME=self.folder, OPENBLAS_NUM_THREADS="1")
+        self.process = subprocess.Popen([VENV_PYTHON, "-c", self.script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.DEVNULL, text=True, env=env, start_new_session=True)
         with suites.processes_lock:
             suites.processes.add(self.process)
@@ -356,6 +374,14 @@ def row_3(report, args):
             time.sleep(0.3)
         time.sleep(SETTLE_S)
         got = interleave({"ours": lambda: http.run(PANDAS), "peer": cold}, max(8, args.rounds // 3), pause_s=0.1)
+    with daemon("slots-kernel", **KERNEL) as it:
+        http = Http(it.port)
+        for _ in range(5):
+            http.run(PANDAS)
+            time.sleep(0.3)
+        time.sleep(SETTLE_S)
+        kernel = interleave({"ours": lambda: http.run(PANDAS), "peer": cold}, max(8, args.rounds // 3), pause_s=0.1)
+    report.add("3k", "the same in a kernel's slot", ratio(kernel["peer"], kernel["ours"]), 35, 60, note=ms(**kernel))
     report.add("3", "pandas job from a slot, against bubblewrap", ratio(got["peer"], got["ours"]), 35, 60, note=ms(**got))
 
 
@@ -384,10 +410,28 @@ def row_5(report, args):
     report.add("5b", "stateful call against jupyter_client", ratio(got["jupyter"], got["ours"]), 30, 60)
 
 
+def row_6(report, args):
+    """A session's first cell, from nothing but what the daemon keeps ready, and a later cell; both against a real ipykernel."""
+    with daemon("kernel", **KERNEL, AIO_KERNEL_MAX_SESSIONS=100000) as it, Jupyter() as jupyter, Jupyter(JUPYTER_START) as fresh:
+        http, number = Http(it.port), iter(range(1 << 30))
+        http.run("x = 20\nprint(x)", session="bench")
+        time.sleep(SETTLE_S)
+        start = lambda: http.run(PRINT, session="start-%d" % next(number))
+        got = interleave({"ours": start, "ipykernel": fresh}, max(8, args.rounds // 3), pause_s=0.2)
+        report.add("6a", "kernel session's start and first cell against a fresh ipykernel", ratio(got["ipykernel"], got["ours"]), 25, 60,
+                   note=ms(**got))
+        got = interleave({"ours": lambda: http.run(STATEFUL, session="bench"), "ipykernel": jupyter}, args.rounds * 5, pause_s=0)
+    report.add("6b", "stateful call of a kernel session against jupyter_client", ratio(got["ipykernel"], got["ours"]), 6, 10, note=ms(**got))
+
+
 def row_7(report, args):
-    for row, what, code, count, floor, goal in (("7a", "idle Python sessions per GiB", PRINT, args.sessions, 750, 1000),
-                                                ("7b", "the same with pandas and pyplot loaded", LOADED, args.sessions, 300, 400)):
-        with daemon("idle-" + row, CAISSON_SLOTS_MAX=0, AIO_CODE_MAX_SESSIONS=count + 8) as it:
+    idle = (("7a", "idle Python sessions per GiB", PRINT, 750, 1000, NATIVE),
+            ("7b", "the same with pandas and pyplot loaded", LOADED, 300, 400, NATIVE),
+            ("7c", "idle IPython sessions per GiB", PRINT, 170, 250, KERNEL))
+    for row, what, code, floor, goal, backend in idle:
+        count = args.sessions
+        most = {"AIO_CODE_MAX_SESSIONS": count + 8, "AIO_KERNEL_MAX_SESSIONS": count + 8}
+        with daemon("idle-" + row, CAISSON_SLOTS_MAX=0, **backend, **most) as it:
             http = Http(it.port)
             http.run(code, session="first")  # whatever is made once is there before we count
             time.sleep(SETTLE_S)
@@ -446,7 +490,7 @@ def row_10(report, args):
                note="%.0f/s of %.0f/s, p50 %.2f ms, p99 %.2f ms, middle of three" % (sustained / 2, sustained, p50 * 1e3, p99 * 1e3))
 
 
-ROWS = {"1": row_1, "2": row_2, "3": row_3, "4": row_4, "5": row_5, "7": row_7, "8": row_8, "9": row_9, "10": row_10}
+ROWS = {"1": row_1, "2": row_2, "3": row_3, "4": row_4, "5": row_5, "6": row_6, "7": row_7, "8": row_8, "9": row_9, "10": row_10}
 
 
 def main():

@@ -37,6 +37,10 @@ if stage build 1800 cargo test --release --locked --no-run -q && stage binary 90
   stage gallery 600 target/runtime/python/bin/python3 -u tests/gallery.py
   stage workloads 600 "$python" tests/workloads.py
   stage faults 900 "$python" -u tests/faults.py
+  stage commands 900 "$python" -u tests/commands.py
+  stage files 600 "$python" -u tests/files.py
+  stage endpoint 600 "$python" -u tests/endpoint.py
+  stage endpoint-module 600 "$python" -u tests/endpoint.py --module
   stage suites 2400 "$python" tests/suites.py
 fi
 

@@ -9,7 +9,9 @@ pub mod run;
 pub mod server;
 
 pub mod backend;
+pub mod commands;
 pub mod engine;
+pub mod files;
 pub mod harness;
 pub mod inside;
 pub mod session;

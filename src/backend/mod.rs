@@ -1,6 +1,7 @@
 //! Which layer runs a language, and how it gets its interpreters.
 #![forbid(unsafe_code)]
 
+pub mod endpoint;
 pub mod native;
-pub mod oneshot;
 pub mod select;
+pub mod worker;

@@ -9,8 +9,6 @@ use crate::launcher::posture::{Hello, RuntimeReport};
 /// Modules that the `python-data` zygote holds loaded. A mention in the first cell is hint enough: a wrong
 /// guess costs time only.
 const DATA_MODULES: [&str; 5] = ["numpy", "pandas", "matplotlib", "scipy", "IPython"];
-/// The name of the embedded kernel, as Jupyter calls that of its default environment.
-pub const DEFAULT_KERNEL: &str = "python3";
 
 /// The interpreter of a language, if the launcher found one.
 pub fn runtime(hello: &Hello, language: Language) -> Option<&RuntimeReport> {
@@ -22,8 +20,18 @@ pub fn runtime(hello: &Hello, language: Language) -> Option<&RuntimeReport> {
 
 /// Names of the embedded kernels, the default one first.
 pub fn kernels(hello: &Hello) -> Vec<String> {
-    let can = hello.python.as_ref().is_some_and(|python| python.ipykernel.is_some());
-    if can { vec![DEFAULT_KERNEL.to_owned()] } else { Vec::new() }
+    hello.kernels.iter().map(|(name, _)| name.clone()).collect()
+}
+
+/// Which of the launcher's kernels a tier runs in; 0 for all that are none. `None` for one that this launcher has not.
+pub fn interpreter(hello: &Hello, tier: &Tier) -> Option<u8> {
+    match tier {
+        Tier::Native(_) => Some(0),
+        Tier::Kernel(name) => {
+            let at = hello.kernels.iter().position(|(known, _)| known == name)?;
+            u8::try_from(at).ok()
+        }
+    }
 }
 
 /// The layer that runs Python on the code routes; `None` when nothing does.
@@ -33,6 +41,28 @@ pub fn python_backend(hello: &Hello, choice: CodeBackend) -> Option<&'static str
         CodeBackend::Auto | CodeBackend::Kernel if kernel => Some("kernel"),
         CodeBackend::Kernel => None,
         CodeBackend::Auto | CodeBackend::Native => hello.python.as_ref().map(|_| "native"),
+    }
+}
+
+/// Whether a cell is the endpoint's while that answers.
+pub fn may_be_remote(choice: CodeBackend, language: Language, runner: &Runner) -> bool {
+    match runner {
+        Runner::Kernel(_) => true,
+        Runner::Chosen => language == Language::Python && choice == CodeBackend::Auto,
+    }
+}
+
+/// The tier of a cell that the endpoint runs; `None` when it has no kernels.
+pub fn remote_tier(available: &[String], runner: &Runner) -> Result<Option<Tier>, Refusal> {
+    let wanted = match runner {
+        Runner::Kernel(name) => name.as_ref(),
+        Runner::Chosen => None,
+    };
+    match (wanted, available.first()) {
+        (_, None) => Ok(None),
+        (None, Some(default)) => Ok(Some(Tier::Kernel(default.clone()))),
+        (Some(name), _) if available.contains(name) => Ok(Some(Tier::Kernel(name.clone()))),
+        (Some(name), _) => Err(Refusal::UnknownKernel { name: name.clone(), available: available.to_vec() }),
     }
 }
 
@@ -134,7 +164,8 @@ mod tests {
             chosen(&hello, CodeBackend::Kernel, Language::Python),
             Err(Refusal::NoKernel { .. })
         ));
-        hello.python.as_mut().expect("a Python").ipykernel = Some("7.4.0".to_owned());
+        let python = hello.python.clone().expect("a Python");
+        hello.kernels = vec![("python3".to_owned(), python.clone()), ("python3.12".to_owned(), python)];
         let kernel = Ok(Tier::Kernel("python3".to_owned()));
         assert_eq!(chosen(&hello, CodeBackend::Auto, Language::Python), kernel);
         assert_eq!(chosen(&hello, CodeBackend::Kernel, Language::Python), kernel);
@@ -146,7 +177,8 @@ mod tests {
             tier(&hello, CodeBackend::Native, Language::Python, &runner, "python3")
         };
         assert_eq!(named("python3"), kernel);
+        assert_eq!(named("python3.12").map(|tier| interpreter(&hello, &tier)), Ok(Some(1)));
         let unknown = named("ir").expect_err("there is no R").to_string();
-        assert_eq!(unknown, "unknown kernel 'ir'; available: python3");
+        assert_eq!(unknown, "unknown kernel 'ir'; available: python3, python3.12");
     }
 }

@@ -7,10 +7,11 @@ use serde::Serialize;
 use toml::{Table, Value};
 
 use super::raw::{Raw, RawLayer};
-use super::{Config, ConfigError, value};
+use super::{Config, ConfigError, EndpointConfig, value};
 
 /// Keys whose values are secrets: never printed, never in an error.
-const SECRETS: [&str; 4] = ["api_key", "sandbox_api_key", "code_interpreter_api_key", "api_keys"];
+const SECRETS: [&str; 5] =
+    ["api_key", "sandbox_api_key", "code_interpreter_api_key", "api_keys", "jupyter_token"];
 
 /// What the command line said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -149,6 +150,11 @@ pub fn effective(layers: &Layers, config: &Config) -> Vec<Effective> {
         let value = from.and_then(|layer| written[layer].get(&name)).or_else(|| defaults.get(&name));
         let shown = match value {
             Some(_) if SECRETS.contains(&name.as_str()) => "(set)".to_owned(),
+            // As written it may hold a token.
+            Some(_) if name == "jupyter_endpoint" => {
+                let shown = config.jupyter_endpoint.as_ref().map(EndpointConfig::shown);
+                Value::String(shown.unwrap_or_default()).to_string()
+            }
             Some(value) => value.to_string(),
             None => resolved.get(&name).map_or_else(|| "(unset)".to_owned(), Value::to_string),
         };

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::launcher::posture::Posture;
 
+mod endpoint;
 mod keys;
 mod layers;
 mod raw;
@@ -18,6 +19,7 @@ mod resolve;
 mod tests;
 mod value;
 
+pub use endpoint::EndpointConfig;
 pub use keys::{ApiKey, DEFAULT_TENANT, KeyDigest};
 pub use layers::{Effective, FileText, Flags, Layers, Source, effective, template};
 
@@ -92,6 +94,15 @@ pub struct KernelSettings {
     pub prewarm: usize,
 }
 
+/// Limits of the command planes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CommandSettings {
+    pub sessions_max: usize,
+    pub session_idle: Duration,
+    /// Path of a bash inside the sandbox.
+    pub bash: Option<String>,
+}
+
 /// Everything that can grow, per sandbox, space or call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
@@ -111,7 +122,8 @@ pub struct Limits {
     pub cells_running_max: usize,
 }
 
-/// The resolved settings. Holds digests of keys, never a key.
+/// The resolved settings. Holds digests of keys, never a key. The token of a Jupyter server is in it, because we
+/// are the ones to show it there; nothing that is printed has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     pub listen: Vec<SocketAddr>,
@@ -138,6 +150,9 @@ pub struct Config {
     pub code_session_idle: Duration,
     pub code_prewarm: usize,
     pub kernel: KernelSettings,
+    pub commands: CommandSettings,
+    /// The external Jupyter server that runs Python while it answers.
+    pub jupyter_endpoint: Option<EndpointConfig>,
     pub slots_max: usize,
     pub api_surface: ApiSurface,
     pub log_level: String,

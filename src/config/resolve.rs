@@ -7,10 +7,11 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::keys::{self, WrittenKeys};
+use super::keys::{self, ApiKey, WrittenKeys};
 use super::raw::{Raw, RawLimits};
 use super::{
-    ApiSurface, CodeBackend, Config, ConfigError, KernelSettings, Layers, Limits, LogFormat, Surroundings,
+    ApiSurface, CodeBackend, CommandSettings, Config, ConfigError, EndpointConfig, KernelSettings, Layers,
+    Limits, LogFormat, Surroundings,
 };
 use crate::launcher::posture::Posture;
 
@@ -25,6 +26,7 @@ pub(super) fn resolve(layers: &Layers, env: Env<'_>, around: &Surroundings) -> R
     let raw = layers.merged()?;
     let mut notes = Vec::new();
     let api_keys = keys::digests(&written_keys(&raw), &mut notes)?;
+    let jupyter_endpoint = jupyter_endpoint(&raw, &api_keys, &mut notes)?;
     Ok(Config {
         listen: listen(&raw, layers)?,
         allow_open: raw.allow_open,
@@ -49,6 +51,12 @@ pub(super) fn resolve(layers: &Layers, env: Env<'_>, around: &Surroundings) -> R
             session_idle: seconds("kernel_session_idle_secs", raw.kernel_session_idle_secs, 1..=31_536_000)?,
             prewarm: count("kernel_prewarm", raw.kernel_prewarm, 0..=1_000)?,
         },
+        commands: CommandSettings {
+            sessions_max: count("bash_sessions_max", raw.bash_sessions_max, 1..=10_000)?,
+            session_idle: seconds("bash_session_idle_secs", raw.bash_session_idle_secs, 1..=31_536_000)?,
+            bash: bash_bin(raw.bash_bin)?,
+        },
+        jupyter_endpoint,
         slots_max: count("slots_max", raw.slots_max, 0..=10_000)?,
         api_surface: word(
             "AIO_API_SURFACE",
@@ -75,6 +83,34 @@ fn written_keys(raw: &Raw) -> WrittenKeys<'_> {
         ],
         list: raw.api_keys.as_deref(),
     }
+}
+
+/// One server runs all Python under one account, so tenants would meet there.
+fn jupyter_endpoint(
+    raw: &Raw,
+    keys: &[ApiKey],
+    notes: &mut Vec<String>,
+) -> Result<Option<EndpointConfig>, ConfigError> {
+    let Some(url) = raw.jupyter_endpoint.as_deref().filter(|url| !url.is_empty()) else {
+        if raw.jupyter_token.is_some() {
+            notes.push("AIO_JUPYTER_TOKEN does nothing without AIO_JUPYTER_ENDPOINT".to_owned());
+        }
+        return Ok(None);
+    };
+    let endpoint = EndpointConfig::parse(url, raw.jupyter_token.as_deref())?;
+    if keys.iter().any(|key| key.tenant != keys[0].tenant) {
+        return Err(ConfigError::new(
+            "AIO_JUPYTER_ENDPOINT: with more than one tenant it would be shared between them",
+            "configure one tenant, or unset AIO_JUPYTER_ENDPOINT",
+        ));
+    }
+    if endpoint.leaves_machine() {
+        notes.push(format!(
+            "AIO_JUPYTER_ENDPOINT is {}: its token and all code leave this machine unencrypted",
+            endpoint.shown()
+        ));
+    }
+    Ok(Some(endpoint))
 }
 
 /// The list as written, its first address changed by AIO_HOST and AIO_PORT unless a flag or
@@ -199,6 +235,16 @@ fn version(setting: &str, written: Option<String>) -> Result<Option<String>, Con
 /// Words of `code_backend`.
 const BACKENDS: [(&str, CodeBackend); 3] =
     [("auto", CodeBackend::Auto), ("native", CodeBackend::Native), ("kernel", CodeBackend::Kernel)];
+
+fn bash_bin(written: Option<String>) -> Result<Option<String>, ConfigError> {
+    match written {
+        Some(path) if !path.starts_with('/') || path.contains('\0') => Err(ConfigError::new(
+            format!("AIO_BASH_BIN: `{path}` is not an absolute path"),
+            "write the path that programs inside the sandbox see, such as /bin/bash",
+        )),
+        other => Ok(other),
+    }
+}
 
 fn log_level(written: String) -> Result<String, ConfigError> {
     match crate::telemetry::check_filter(&written) {

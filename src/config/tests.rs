@@ -222,3 +222,47 @@ fn the_daemon_gets_digests_over_json_and_no_key() {
     assert!(!json.contains("very-secret"));
     assert_eq!(serde_json::from_str::<Config>(&json).unwrap(), config);
 }
+
+#[test]
+fn the_token_of_a_jupyter_server_is_never_printed() {
+    let variables = [
+        ("AIO_JUPYTER_ENDPOINT", "http://127.0.0.1:8888/lab/?token=very-secret-token"),
+        ("AIO_JUPYTER_TOKEN", "very-secret-token"),
+    ];
+    let (config, layers) = load_with(&Flags::default(), &variables, None, &ordinary()).unwrap();
+    let rows = effective(&layers, &config);
+    assert!(
+        !format!("{rows:?} {config:?} {:?}", config.notes).contains("very-secret"),
+        "{rows:?} {config:?}"
+    );
+    let value = |key: &str| rows.iter().find(|row| row.key == key).map(|row| row.value.as_str()).unwrap();
+    assert_eq!(value("jupyter_endpoint"), "\"http://127.0.0.1:8888/lab\"");
+    assert_eq!(value("jupyter_token"), "(set)");
+    let endpoint = config.jupyter_endpoint.clone().unwrap();
+    assert_eq!(endpoint.authorization().as_deref(), Some("token very-secret-token"));
+    let json = serde_json::to_string(&config).unwrap();
+    assert_eq!(serde_json::from_str::<Config>(&json).unwrap(), config);
+}
+
+#[test]
+fn a_jupyter_server_serves_one_tenant() {
+    let endpoint = ("AIO_JUPYTER_ENDPOINT", "http://127.0.0.1:8888");
+    assert!(load(&[endpoint, ("AIO_API_KEY", "very-secret-key-1")], "").is_ok());
+    let tenants = ("CODE_INTERPRETER_API_KEYS", "a=very-secret-key-1,b=very-secret-key-2");
+    assert!(problem(&[endpoint, tenants], "").contains("more than one tenant"));
+    let both = [
+        endpoint,
+        ("AIO_API_KEY", "very-secret-key-1"),
+        ("CODE_INTERPRETER_API_KEYS", "a=very-secret-key-2"),
+    ];
+    assert!(problem(&both, "").contains("more than one tenant"));
+}
+
+#[test]
+fn a_jupyter_server_elsewhere_is_warned_of() {
+    let notes = |variables: &[(&str, &str)]| load(variables, "").unwrap().notes.join(" ");
+    assert!(notes(&[("AIO_JUPYTER_ENDPOINT", "http://jupyter:8888")]).contains("unencrypted"));
+    assert!(!notes(&[("AIO_JUPYTER_ENDPOINT", "http://localhost:8888")]).contains("unencrypted"));
+    assert!(notes(&[("AIO_JUPYTER_TOKEN", "t")]).contains("does nothing"));
+    assert!(problem(&[("AIO_JUPYTER_ENDPOINT", "https://jupyter")], "").contains("https is not supported"));
+}

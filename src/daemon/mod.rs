@@ -16,13 +16,16 @@ use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::commands::{Commands, CommandsConfig};
 use crate::config::Config;
 use crate::engine::config::EngineConfig;
 use crate::engine::run::Engine;
+use crate::files::{FileSettings, Files};
 use crate::launcher::client::Client;
 use crate::server::{AppState, Wired, serve};
 use crate::store::Store;
 use crate::sys::{packet, reactor};
+use crate::tenant::Tenants;
 
 pub mod confine;
 
@@ -75,13 +78,19 @@ async fn live(start: DaemonStart, control: OwnedFd, listeners: Vec<TcpListener>)
     for note in &start.config.notes {
         tracing::warn!("{note}");
     }
-    let engine = Engine::new(engine_config(&start), launcher.clone(), store);
+    let tenants = Tenants::new(store.clone());
+    let engine = Engine::new(engine_config(&start), launcher.clone(), store.clone());
+    let files = Files::new(file_settings(&start), Arc::new(launcher.clone()), tenants);
+    let commands = Commands::new(commands_config(&start), Arc::new(launcher.clone()), store);
+    tokio::spawn(Commands::reap(Arc::downgrade(&commands)));
     tokio::select! {
         greeted = first_hello(&launcher) => greeted?,
         () = shutdown.cancelled() => return Ok(()),
     }
-    let state = AppState::new(Arc::new(start.config), Arc::new(Wired(Arc::clone(&engine))));
+    let wired = Arc::new(Wired(Arc::clone(&engine)));
+    let state = AppState::new(Arc::new(start.config), wired, Arc::clone(&commands)).with_files(files);
     serve(listeners, state, shutdown).await?;
+    commands.shutdown();
     engine.shutdown(STOP_MAX).await;
     Ok(())
 }
@@ -147,6 +156,23 @@ async fn keep_launcher(control: OwnedFd, client: Client, shutdown: CancellationT
     shutdown.cancel();
 }
 
+fn file_settings(start: &DaemonStart) -> FileSettings {
+    FileSettings { default_user: start.config.default_user.clone(), daemon_account: start.account.clone() }
+}
+
+fn commands_config(start: &DaemonStart) -> CommandsConfig {
+    let config = &start.config;
+    CommandsConfig {
+        sessions_max: config.commands.sessions_max,
+        session_idle_max: config.commands.session_idle,
+        bash: config.commands.bash.clone(),
+        running_max: config.limits.cells_running_max,
+        memory_mib_max: config.limits.memory_bytes / (1024 * 1024),
+        default_user: config.default_user.clone(),
+        daemon_account: start.account.clone(),
+    }
+}
+
 fn engine_config(start: &DaemonStart) -> EngineConfig {
     let config = &start.config;
     let limits = &config.limits;
@@ -165,6 +191,7 @@ fn engine_config(start: &DaemonStart) -> EngineConfig {
         slots_max: config.slots_max,
         code_prewarm: config.code_prewarm,
         kernel_prewarm: config.kernel.prewarm,
+        endpoint: config.jupyter_endpoint.clone(),
         code_backend: config.code_backend,
         prefill_default: config.api_keys.is_empty(),
         default_user: config.default_user.clone(),

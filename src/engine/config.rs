@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::config::CodeBackend;
+use crate::config::{CodeBackend, EndpointConfig};
 use crate::harness::interpreter::CellLimits;
 use crate::session::registry::SessionLimits;
 use crate::tenant::quota::CellQuota;
@@ -42,6 +42,8 @@ pub struct EngineConfig {
     pub code_prewarm: usize,
     /// Kernel slots of tenant `default` beyond that (`AIO_KERNEL_PREWARM`).
     pub kernel_prewarm: usize,
+    /// An external Jupyter server that runs Python while it answers (`AIO_JUPYTER_ENDPOINT`).
+    pub endpoint: Option<EndpointConfig>,
     /// What runs Python on the code routes (`AIO_CODE_BACKEND`).
     pub code_backend: CodeBackend,
     /// Slots for tenant `default` before its first request. For a daemon without a key.
@@ -75,6 +77,7 @@ impl Default for EngineConfig {
             slots_max: 24,
             code_prewarm: 0,
             kernel_prewarm: 0,
+            endpoint: None,
             code_backend: CodeBackend::Auto,
             prefill_default: true,
             default_user: None,

@@ -10,8 +10,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::watch;
 
+use crate::backend::endpoint::Endpoint;
 use crate::backend::native::Native;
-use crate::backend::{oneshot, select};
+use crate::backend::select;
+use crate::backend::worker::{NotObtained, Source, Worker, Workers, run_once};
+use crate::config::CodeBackend;
 use crate::engine::config::EngineConfig;
 use crate::engine::detached::Detached;
 use crate::engine::identity::{self, CannotRunAs};
@@ -20,7 +23,7 @@ use crate::engine::{
     Backends, CellRequest, ErrorOutput, Execution, KernelInfo, Language, Output, Refusal, Runner,
     SessionChoice, TenantId, Tier, Tiers,
 };
-use crate::harness::interpreter::{Cell, Interpreter, Provenance};
+use crate::harness::interpreter::{Cell, Provenance};
 use crate::harness::outcome::{CellOutcome, Ending, Stopped};
 use crate::launcher::client::Client;
 use crate::launcher::plan::{Account, End, LaunchPlan, Origin, Profile, SpaceId};
@@ -56,7 +59,7 @@ pub enum CreateRefused {
 /// Runs cells. One per daemon, shared by all families.
 pub struct Engine {
     config: EngineConfig,
-    native: Native,
+    workers: Workers,
     tenants: Tenants,
     admission: Admission,
     sessions: Arc<Registry>,
@@ -69,8 +72,32 @@ pub struct Engine {
 struct Settled {
     hello: Arc<Hello>,
     tier: Tier,
+    /// The endpoint's kernel, while it answers.
+    remote: bool,
+    /// As in a plan; `None` for a kernel that the endpoint alone has.
+    interpreter: Option<u8>,
     account: Account,
     space: SpaceId,
+}
+
+impl Settled {
+    /// Where a worker for this comes from. `code` is the first cell.
+    fn source(&self, code: &str, strict: bool) -> Result<Source, Refusal> {
+        let plan = self.interpreter.map(|interpreter| LaunchPlan {
+            space: self.space,
+            profile: select::profile(&self.hello, &self.tier, code),
+            origin: if strict { Origin::Strict } else { Origin::Warm },
+            account: self.account,
+            interpreter,
+        });
+        match &self.tier {
+            Tier::Kernel(kernel) if self.remote => {
+                Ok(Source::Remote { kernel: kernel.clone(), otherwise: plan })
+            }
+            // A session's kernel may be one that this launcher has not any more.
+            _ => plan.map(Source::Local).ok_or(Refusal::LaunchFailed),
+        }
+    }
 }
 
 /// A session to make before its first cell.
@@ -103,7 +130,10 @@ impl Engine {
         tokio::spawn(reaper::reap(Arc::downgrade(&sessions), store.clone()));
         tokio::spawn(reaper::bury(Arc::downgrade(&sessions), launcher.gone()));
         let engine = Arc::new(Engine {
-            native: Native::new(launcher, slots),
+            workers: Workers {
+                native: Native::new(launcher, slots),
+                endpoint: config.endpoint.clone().map(|endpoint| Arc::new(Endpoint::new(endpoint))),
+            },
             tenants: Tenants::new(store.clone()),
             admission: Admission::new(config.cell_quota()),
             sessions,
@@ -112,6 +142,10 @@ impl Engine {
             config,
         });
         tokio::spawn(Arc::clone(&engine).prefill());
+        if let Some(endpoint) = engine.workers.endpoint.clone() {
+            // So that what we say of ourselves is true before the first cell.
+            tokio::spawn(async move { endpoint.probe().await });
+        }
         engine
     }
 
@@ -193,11 +227,13 @@ impl Engine {
 
     /// Facts for code/info. Answers without a launcher too.
     pub async fn code_info(&self, tenant: &TenantId) -> CodeInfo {
-        let hello = self.native.last_hello();
+        let hello = self.workers.native.last_hello();
         let runtime = |language| {
             let found = hello.as_deref().and_then(|hello| select::runtime(hello, language));
             RuntimeInfo { available: found.is_some(), version: found.map(|it| it.version.clone()) }
         };
+        // Looks at an endpoint that has not been looked at for a while.
+        self.workers.remote_kernels().await;
         let Backends { python: backend, kernels, .. } = self.backends();
         let by_kernel = backend.is_some_and(|name| name != "native");
         CodeInfo {
@@ -214,29 +250,40 @@ impl Engine {
 
     /// What runs what. Answers without a launcher too.
     pub fn backends(&self) -> Backends {
-        let Some(hello) = self.native.last_hello() else { return Backends::default() };
-        let kernels = select::kernels(&hello);
+        let Some(hello) = self.workers.native.last_hello() else { return Backends::default() };
+        let choice = self.config.code_backend;
+        let (python, kernels) = (select::python_backend(&hello, choice), select::kernels(&hello));
+        let endpoint = self.workers.endpoint.as_ref();
+        let remote = endpoint.map(|endpoint| endpoint.kernels_seen()).unwrap_or_default();
+        if remote.is_empty() {
+            let jupyter = (!kernels.is_empty()).then_some("kernel");
+            return Backends { python, jupyter, kernels, endpoint: None };
+        }
         Backends {
-            python: select::python_backend(&hello, self.config.code_backend),
-            jupyter: (!kernels.is_empty()).then_some("kernel"),
-            kernels,
-            endpoint: None,
+            python: if choice == CodeBackend::Auto { Some("endpoint") } else { python },
+            jupyter: Some("endpoint"),
+            kernels: remote,
+            endpoint: endpoint.map(|endpoint| endpoint.shown()),
         }
     }
 
     /// Facts about kernels. Answers without a launcher too.
     pub fn kernel_info(&self, tenant: &TenantId) -> KernelInfo {
-        let hello = self.native.last_hello();
-        let python = hello.as_deref().and_then(|hello| hello.python.as_ref());
-        let detection = match python {
-            Some(RuntimeReport { ipykernel: Some(version), binary, .. }) => {
-                format!("ipykernel {version} via {binary}")
-            }
+        let hello = self.workers.native.last_hello();
+        let found = |(_, report): &(String, RuntimeReport)| {
+            let version = report.ipykernel.as_deref().unwrap_or("of unknown version");
+            format!("ipykernel {version} via {}", report.binary)
+        };
+        let found: Vec<_> = hello.iter().flat_map(|hello| hello.kernels.iter().map(found)).collect();
+        let Backends { kernels, endpoint, .. } = self.backends();
+        let detection = match hello.as_deref().and_then(|hello| hello.python.as_ref()) {
+            _ if endpoint.is_some() => format!("Jupyter server at {}", endpoint.unwrap_or_default()),
+            _ if !found.is_empty() => found.join(", "),
             Some(python) => format!("ipykernel cannot be imported by {}", python.binary),
             None => format!("{} was not found", self.config.python_name),
         };
         KernelInfo {
-            kernels: hello.as_deref().map(select::kernels).unwrap_or_default(),
+            kernels,
             detection,
             sessions: self.sessions.count_of(tenant, Tiers::Kernels),
             sessions_max: self.config.kernel_sessions_max,
@@ -246,7 +293,7 @@ impl Engine {
 
     /// What the launcher last reported; `None` before the first one is there.
     pub fn hello(&self) -> Option<Arc<Hello>> {
-        self.native.last_hello()
+        self.workers.native.last_hello()
     }
 
     /// Numbers for `/health`.
@@ -255,8 +302,8 @@ impl Engine {
             sessions: self.sessions.count(),
             cells_running: self.admission.running(),
             cells_waiting: self.admission.waiting(),
-            sandboxes_live: self.native.sandboxes_live(),
-            slots: self.native.slot_stats(),
+            sandboxes_live: self.workers.native.sandboxes_live(),
+            slots: self.workers.native.slot_stats(),
             audit_dropped: self.store.audit_dropped(),
         }
     }
@@ -264,13 +311,16 @@ impl Engine {
     /// Ends the engine: nothing new is taken, what runs has until `bound`, then everything is ended.
     pub async fn shutdown(&self, bound: Duration) {
         self.admission.close();
-        self.native.slots().close();
+        self.workers.native.slots().close();
         if !self.admission.drained(bound).await {
             tracing::warn!(cells = self.admission.running(), "cells were still running at shutdown");
         }
         self.stop.send_replace(Some(Stopped::ShuttingDown));
         self.sessions.shut_down();
         self.admission.drained(STOPPED_WAIT).await;
+        if let Some(endpoint) = &self.workers.endpoint {
+            endpoint.settle(STOPPED_WAIT).await;
+        }
         if let Err(error) = self.store.flush().await {
             tracing::error!(%error, "the store was not flushed at shutdown");
         }
@@ -284,12 +334,18 @@ impl Engine {
         runner: &Runner,
         user: Option<&str>,
     ) -> Result<Result<Settled, CannotRunAs>, Refusal> {
-        let hello = self.native.hello().await?;
+        let hello = self.workers.native.hello().await?;
         let looked_for = match language {
             Language::Python => &self.config.python_name,
             Language::JavaScript => &self.config.node_name,
         };
-        let tier = select::tier(&hello, self.config.code_backend, language, runner, looked_for)?;
+        let choice = self.config.code_backend;
+        let may_be_remote = select::may_be_remote(choice, language, runner);
+        let remote = if may_be_remote { self.workers.remote_kernels().await } else { Vec::new() };
+        let tier = match select::remote_tier(&remote, runner)? {
+            Some(tier) => tier,
+            None => select::tier(&hello, choice, language, runner, looked_for)?,
+        };
         let (default_user, daemon) =
             (self.config.default_user.as_deref(), self.config.daemon_account.as_deref());
         let account = match identity::resolve(user, default_user, daemon, &hello) {
@@ -302,24 +358,25 @@ impl Engine {
             tracing::error!(%error, tenant = tenant.0, "no space for a tenant");
             Refusal::LaunchFailed
         })?;
-        Ok(Ok(Settled { hello, tier, account, space }))
+        let interpreter = select::interpreter(&hello, &tier);
+        let remote = !remote.is_empty();
+        Ok(Ok(Settled { hello, tier, remote, interpreter, account, space }))
     }
 
     async fn run_one_off(&self, request: &CellRequest, settled: &Settled) -> Result<Execution, Refusal> {
         let _place = self.admission.admit(&request.tenant).await?;
-        self.native.cell_starts();
-        let plan = LaunchPlan {
-            space: settled.space,
-            profile: select::profile(&settled.hello, &settled.tier, &request.code),
-            origin: if request.strict { Origin::Strict } else { Origin::Warm },
-            account: settled.account,
-        };
+        self.workers.native.cell_starts();
+        let source = settled.source(&request.code, request.strict)?;
         let watch = Stopwatch::start();
-        let cell = cell(request, 1);
+        let worker = match self.workers.obtain(&source, request.cwd.as_deref()).await {
+            Ok(worker) => worker,
+            Err(NotObtained::Refused(refusal)) => return Err(refusal),
+            Err(NotObtained::Failed(why)) => return Ok(self.cannot_run(request, None, 1, why)),
+        };
+        let provenance = worker.provenance();
         let (limits, mut stop) = (self.config.cell_limits(), self.stop.subscribe());
-        let cwd = request.cwd.as_deref();
-        let (outcome, provenance) = oneshot::run(&self.native, plan, cwd, cell, &limits, &mut stop).await?;
-        self.audit(request, None, &watch, &outcome, Some(provenance));
+        let outcome = run_once(worker, cell(request, 1), &limits, &mut stop).await;
+        self.audit(request, None, &watch, &outcome, provenance);
         Ok(execution(request, &settled.tier, outcome, 1, None, None))
     }
 
@@ -366,7 +423,7 @@ impl Engine {
             drop(unborn);
             let run = SessionRun {
                 engine: Arc::clone(self),
-                profile: select::profile(&settled.hello, &settled.tier, &request.code),
+                source: settled.source(&request.code, request.strict)?,
                 session,
                 request,
                 _turn: turn,
@@ -377,7 +434,7 @@ impl Engine {
     }
 
     /// Waits for the session's turn and a place. From `begin` on the session is busy.
-    async fn enter(&self, session: &Session) -> Result<(Turn, Place, Begun<Interpreter>), NoTurn> {
+    async fn enter(&self, session: &Session) -> Result<(Turn, Place, Begun<Worker>), NoTurn> {
         let turn = session.turn().await?;
         let place = self.admission.admit(&session.key.tenant).await.map_err(NoTurn::Refused)?;
         match session.begin(&turn) {
@@ -389,9 +446,13 @@ impl Engine {
     async fn start_up_front(&self, session: &Arc<Session>, settled: &Settled) -> Result<(), Refusal> {
         let Ok(turn) = session.turn().await else { return Ok(()) };
         if session.birth.cwd.is_some() && matches!(session.begin(&turn), Begun::MustStart) {
-            let profile = select::profile(&settled.hello, &session.key.tier, "");
-            let obtained = self.obtain(session, profile, Origin::Warm).await?;
-            session.finish(Some(obtained));
+            let source = settled.source("", false)?;
+            match self.obtain(session, &source).await {
+                Ok(worker) => session.finish(Some(worker)),
+                Err(NotObtained::Refused(refusal)) => return Err(refusal),
+                // Its first cell tries again, and says what it meets.
+                Err(NotObtained::Failed(_)) => {}
+            }
         }
         if session.claim_storing() {
             self.keep(&session.key).await;
@@ -399,20 +460,13 @@ impl Engine {
         Ok(())
     }
 
-    /// An interpreter for a session. A folder that is none ends the session: it would be refused for ever.
-    async fn obtain(
-        &self,
-        session: &Arc<Session>,
-        profile: Profile,
-        origin: Origin,
-    ) -> Result<Interpreter, Refusal> {
-        let Birth { space, account, .. } = session.birth;
-        let plan = LaunchPlan { space, profile, origin, account };
-        let obtained = self.native.obtain(plan, session.birth.cwd.as_deref()).await;
-        if let Err(refusal) = &obtained {
+    /// A worker for a session. A folder that is none ends the session: it would be refused for ever.
+    async fn obtain(&self, session: &Arc<Session>, source: &Source) -> Result<Worker, NotObtained> {
+        let obtained = self.workers.obtain(source, session.birth.cwd.as_deref()).await;
+        if let Err(not_obtained) = &obtained {
             session.finish(None);
-            let is_new = session.next_count() == 1;
-            if is_new || matches!(refusal, Refusal::NotADirectory { .. }) {
+            let is_new = session.next_count() == 1 && !session.birth.up_front;
+            if is_new || matches!(not_obtained, NotObtained::Refused(Refusal::NotADirectory { .. })) {
                 self.sessions.close(session, CloseReason::NeverStarted);
             }
         }
@@ -425,7 +479,7 @@ impl Engine {
             return 0;
         }
         let Ok(space) = self.tenants.space_of(tenant).await else { return 0 };
-        let ready = |profile, wanted| self.native.slots().ready((space, profile)).min(wanted);
+        let ready = |profile, wanted| self.workers.native.slots().ready((space, profile)).min(wanted);
         ready(Profile::Node, code_prewarm) + ready(Profile::Kernel, kernel_prewarm)
     }
 
@@ -436,7 +490,7 @@ impl Engine {
         if !prefills && code_prewarm + kernel_prewarm == 0 {
             return;
         }
-        let mut hello = self.native.subscribe();
+        let mut hello = self.workers.native.subscribe();
         let Ok(hello) = hello.wait_for(Option::is_some).await.map(|it| it.clone()) else { return };
         let Some(hello) = hello else { return };
         let Ok(space) = self.tenants.space_of(&TenantId(DEFAULT_TENANT.to_owned())).await else { return };
@@ -456,7 +510,7 @@ impl Engine {
             };
             let floor = if prefills { first } else { 0 } + extra;
             if exists {
-                self.native.slots().pin((space, profile), floor);
+                self.workers.native.slots().pin((space, profile), floor);
             }
         }
     }
@@ -512,20 +566,24 @@ struct SessionRun {
     engine: Arc<Engine>,
     session: Arc<Session>,
     request: CellRequest,
-    profile: Profile,
+    source: Source,
     _turn: Turn,
     _place: Place,
 }
 
 impl SessionRun {
-    async fn run(self, begun: Begun<Interpreter>) -> Result<Execution, Refusal> {
-        self.engine.native.cell_starts();
-        let interpreter = match begun {
-            Begun::Ready(interpreter) => interpreter,
-            _ => {
-                let origin = if self.request.strict { Origin::Strict } else { Origin::Warm };
-                self.engine.obtain(&self.session, self.profile, origin).await?
-            }
+    async fn run(self, begun: Begun<Worker>) -> Result<Execution, Refusal> {
+        self.engine.workers.native.cell_starts();
+        let worker = match begun {
+            Begun::Ready(worker) => worker,
+            _ => match self.engine.obtain(&self.session, &self.source).await {
+                Ok(worker) => worker,
+                Err(NotObtained::Refused(refusal)) => return Err(refusal),
+                Err(NotObtained::Failed(why)) => {
+                    let (id, count) = (&self.session.key.id, self.session.next_count());
+                    return Ok(self.engine.cannot_run(&self.request, Some(id), count, why));
+                }
+            },
         };
         let mut stop = self.session.stop();
         // Closed meanwhile: the interpreter is dropped, and the run below would have ended at once.
@@ -535,17 +593,20 @@ impl SessionRun {
             return Ok(self.engine.cannot_run(&self.request, Some(&self.session.key.id), count, why));
         };
         let watch = Stopwatch::start();
-        let provenance = interpreter.provenance();
+        let provenance = worker.provenance();
         let cell = cell(&self.request, execution_count);
         let limits = self.engine.config.cell_limits();
         let ran = if self.session.claim_storing() {
             // Written down while the cell runs, and known to be before anybody hears of the session.
             let keep = self.engine.keep(&self.session.key);
-            tokio::join!(interpreter.run(cell, &limits, &mut stop), keep).0
+            tokio::join!(worker.run(cell, &limits, &mut stop), keep).0
         } else {
-            interpreter.run(cell, &limits, &mut stop).await
+            worker.run(cell, &limits, &mut stop).await
         };
-        self.session.finish(ran.interpreter);
+        if ran.names_lost {
+            self.session.note_loss("the Jupyter server restarted the kernel");
+        }
+        self.session.finish(ran.worker);
         // Taken before the session is remembered: the loss is news for the next reply, not for this one.
         let hint = self.session.take_hint();
         if ran.outcome.ending == Ending::Died(Some(End::LauncherGone)) {
@@ -556,7 +617,7 @@ impl SessionRun {
             self.engine.sessions.close(&self.session, CloseReason::Deleted);
         }
         let (id, outcome) = (Some(&self.session.key.id), ran.outcome);
-        self.engine.audit(&self.request, id, &watch, &outcome, Some(provenance));
+        self.engine.audit(&self.request, id, &watch, &outcome, provenance);
         Ok(execution(&self.request, &self.session.key.tier, outcome, execution_count, id, hint))
     }
 }
@@ -595,7 +656,7 @@ fn record(
     AuditRecord {
         at_ms: epoch_ms(watch.at),
         tenant: request.tenant.clone(),
-        language: request.language,
+        ran: request.language.into(),
         session: id.map(ToString::to_string),
         status: outcome.ending.status(),
         duration_ms: u64::try_from(watch.since.elapsed().as_millis()).unwrap_or(u64::MAX),

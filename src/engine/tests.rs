@@ -487,7 +487,7 @@ async fn a_lost_session_that_is_deleted_is_forgotten() {
 
 fn with_kernel() -> Hello {
     let mut hello = hello();
-    hello.python.as_mut().expect("a Python").ipykernel = Some("7.4.0".to_owned());
+    hello.kernels = vec![("python3".to_owned(), hello.python.clone().expect("a Python"))];
     hello
 }
 

@@ -22,7 +22,7 @@ const FIRST_READ_BYTES: usize = 4 * 1024;
 /// make (`/proc/sys/fs/pipe-max-size`). Whatever else comes was written later, by a child that goes on.
 const DRAIN_BYTES_MAX: usize = 1024 * 1024;
 /// Characters that still get through once a cell's cap is reached: its result, error and rich outputs.
-const TAIL_CHARS_MAX: usize = 64 * 1024;
+pub(crate) const TAIL_CHARS_MAX: usize = 64 * 1024;
 /// Outputs under one name that an update reaches.
 const SHOWN_PER_NAME_MAX: usize = 16;
 /// A character has at most this many bytes in UTF-8.

@@ -255,7 +255,7 @@ fn read_order(entries: Vec<(String, usize)>) -> Option<Vec<Told>> {
 
 /// Replaces `\uD800`-like escapes that belong to no pair with `\uFFFD`. A Python string can hold a lone
 /// surrogate and `json.dumps` writes it; a Rust string cannot.
-fn repair_surrogates(json: &str) -> Cow<'_, str> {
+pub(crate) fn repair_surrogates(json: &str) -> Cow<'_, str> {
     if !json.contains("\\u") {
         return Cow::Borrowed(json);
     }

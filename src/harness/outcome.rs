@@ -22,6 +22,44 @@ pub enum Stopped {
     ShuttingDown,
 }
 
+/// Why nothing more is known of a cell at an external Jupyter server.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// No connection to the kernel could be had. The code did not run.
+    Unreached,
+    /// The connection broke and did not come back. What was sent may have run.
+    Connection,
+    /// The server forgot what came while the connection was away.
+    Forgotten,
+    /// The kernel was done and sent no reply, or one that is none.
+    NoReply,
+    /// More messages than a cell may send.
+    Flood,
+}
+
+impl Lost {
+    fn reason(self) -> &'static str {
+        match self {
+            Lost::Unreached => "endpoint unreachable",
+            Lost::Connection => "endpoint lost",
+            Lost::Forgotten | Lost::NoReply => "outcome lost",
+            Lost::Flood => "protocol violation",
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Lost::Unreached => "the Jupyter server could not be reached; the code did not run",
+            Lost::Connection => "the connection to the Jupyter server was lost; the code may have run",
+            Lost::Forgotten => {
+                "the connection to the Jupyter server was lost for a moment, and what the code answered with it"
+            }
+            Lost::NoReply => "the Jupyter server sent no usable reply; the code may have run",
+            Lost::Flood => "the Jupyter server sent more messages than a cell may; the kernel was ended",
+        }
+    }
+}
+
 /// How the interpreter and its cell came apart.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -50,6 +88,8 @@ pub enum Ending {
     CodeTooLong(FrameTooLong),
     /// The request could not be written.
     Unreachable,
+    /// A cell at an external Jupyter server.
+    Lost(Lost),
 }
 
 impl Ending {
@@ -92,6 +132,7 @@ impl Ending {
             Ending::BrokeProtocol => "protocol violation".to_owned(),
             Ending::CodeTooLong(_) => "code too long".to_owned(),
             Ending::Unreachable => "unreachable".to_owned(),
+            Ending::Lost(lost) => lost.reason().to_owned(),
         }
     }
 
@@ -113,6 +154,7 @@ impl Ending {
             }
             Ending::CodeTooLong(too_long) => process_error(too_long.to_string()),
             Ending::Unreachable => process_error("the interpreter could not be reached".to_owned()),
+            Ending::Lost(lost) => process_error(lost.text().to_owned()),
         }
     }
 }
@@ -213,7 +255,8 @@ impl Parts {
 }
 
 impl Ending {
-    fn append_to(self, outputs: &mut Vec<Output>, memory_mib_max: u64) {
+    /// What the daemon has to say stands last, and a time limit on stderr as well.
+    pub(crate) fn append_to(self, outputs: &mut Vec<Output>, memory_mib_max: u64) {
         let Some(error) = self.error(memory_mib_max) else { return };
         if self.status() == Status::Timeout {
             let stderr = stream_text(outputs, Stream::Stderr);
@@ -230,9 +273,9 @@ fn stderr_text(text: String) -> Output {
 }
 
 /// Characters that result and error may still take.
-struct Budget {
-    chars_left: usize,
-    cut: bool,
+pub(crate) struct Budget {
+    pub(crate) chars_left: usize,
+    pub(crate) cut: bool,
 }
 
 impl Budget {
@@ -245,7 +288,7 @@ impl Budget {
         text
     }
 
-    fn cut_error(&mut self, error: ErrorOutput) -> ErrorOutput {
+    pub(crate) fn cut_error(&mut self, error: ErrorOutput) -> ErrorOutput {
         let ename = error.ename.chars().take(ENAME_CHARS_MAX).collect();
         let evalue = self.cut(error.evalue);
         // From the end: the last line says what happened, the first ones only how it came to it.

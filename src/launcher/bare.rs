@@ -23,7 +23,7 @@ use landlock::{
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::launcher::leases::Leases;
+use crate::launcher::leases::{FreeRange, Leases};
 use crate::launcher::plan::SpaceId;
 use crate::launcher::rules::Rules;
 use crate::launcher::spaces::Spaces;
@@ -102,7 +102,7 @@ pub fn open_the_way(state_dir: &Path, dirs: &[&Path]) -> io::Result<()> {
 pub fn kill_tree(init: Pid) {
     let mut held = Held::default();
     for _ in 0..KILL_ROUNDS_MAX {
-        if !held.stop(descendants(init)) {
+        if !held.stop(descendants(init), |pid| is_below(pid, init)) {
             break;
         }
     }
@@ -118,7 +118,8 @@ pub fn kill_strays(known: &HashSet<Pid>) {
     for _ in 0..KILL_ROUNDS_MAX {
         let strays: Vec<Pid> = children(Pid::this()).into_iter().filter(|pid| !known.contains(pid)).collect();
         let below: Vec<Pid> = strays.iter().copied().flat_map(descendants).collect();
-        if !held.stop(strays.into_iter().chain(below)) {
+        let is_stray = |pid| top_below(pid, Pid::this()).is_some_and(|top| !known.contains(&top));
+        if !held.stop(strays.into_iter().chain(below), is_stray) {
             break;
         }
     }
@@ -132,11 +133,13 @@ struct Held {
 }
 
 impl Held {
-    /// Stops those that are not held yet; false when there are none.
-    fn stop(&mut self, found: impl IntoIterator<Item = Pid>) -> bool {
+    /// Stops those that are not held yet; false when there were none and looking again finds no more. Each is held
+    /// before it is asked whether it is what was looked for: since it was found, its number may have passed on.
+    fn stop(&mut self, found: impl IntoIterator<Item = Pid>, is_wanted: impl Fn(Pid) -> bool) -> bool {
         let mut fresh = false;
         for pid in found {
-            if self.processes.contains_key(&pid) {
+            // Once more, should a sibling have let it go on; refused when it has ended, and its number is another's.
+            if self.processes.get(&pid).is_some_and(stop) {
                 continue;
             }
             let raw = rustix::process::Pid::from_raw(pid.as_raw());
@@ -144,9 +147,11 @@ impl Held {
                 raw.map(|raw| rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty()));
             // Gone already is what we want.
             if let Some(Ok(process)) = opened {
-                let _ = rustix::process::pidfd_send_signal(&process, rustix::process::Signal::STOP);
-                self.processes.insert(pid, process);
+                // What is not wanted may have lost its parent while that was looked at: the next round tells.
                 fresh = true;
+                if is_wanted(pid) && stop(&process) {
+                    self.processes.insert(pid, process);
+                }
             }
         }
         fresh
@@ -159,14 +164,18 @@ impl Held {
     }
 }
 
-/// Ends every guest with one of these ids. Not by id alone: hosts with a directory service give out ids of their own
-/// choice, and such a process is none of ours to end.
-pub fn end_guests_of(ids: &Range<u32>) {
+/// False when it is gone.
+fn stop(process: &OwnedFd) -> bool {
+    rustix::process::pidfd_send_signal(process, rustix::process::Signal::STOP).is_ok()
+}
+
+/// Ends every guest with an id in one of these ranges. Not by id alone: hosts with a directory service give out ids
+/// of their own choice, and such a process is none of ours to end.
+pub fn end_guests_of(ids: &[Range<u32>]) {
+    let is_ours = |pid: Pid| guest_id(pid).is_some_and(|id| ids.iter().any(|range| range.contains(&id)));
     let mut held = Held::default();
     for _ in 0..KILL_ROUNDS_MAX {
-        let everybody = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = everybody.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid::from_raw));
-        if !held.stop(pids.filter(|pid| is_guest_of(*pid, ids)).collect::<Vec<_>>()) {
+        if !held.stop(everybody().filter(|pid| is_ours(*pid)), is_ours) {
             break;
         }
     }
@@ -176,20 +185,26 @@ pub fn end_guests_of(ids: &Range<u32>) {
     held.kill();
 }
 
-/// What a guest cannot get rid of: an id of ours, filters, no_new_privs and an empty bounding set.
-fn is_guest_of(pid: Pid, ids: &Range<u32>) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    is_marked(&status, ids)
+/// Every process that can be seen from here.
+fn everybody() -> impl Iterator<Item = Pid> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid::from_raw))
 }
 
-fn is_marked(status: &str, ids: &Range<u32>) -> bool {
+/// The uid of a process that bears the marks of a guest.
+fn guest_id(pid: Pid) -> Option<u32> {
+    marked_id(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+}
+
+/// What a guest cannot get rid of beside its id: filters, no_new_privs and an empty bounding set.
+fn marked_id(status: &str) -> Option<u32> {
     let field = |name: &str| {
         let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         value.and_then(|value| value.split_whitespace().next())
     };
-    let is_ours = field("Uid").and_then(|uid| uid.parse().ok()).is_some_and(|uid| ids.contains(&uid));
     let no_bounding = field("CapBnd").is_some_and(|set| set.bytes().all(|digit| digit == b'0'));
-    is_ours && no_bounding && field("NoNewPrivs") == Some("1") && field("Seccomp") == Some("2")
+    let is_marked = no_bounding && field("NoNewPrivs") == Some("1") && field("Seccomp") == Some("2");
+    field("Uid").filter(|_| is_marked)?.parse().ok()
 }
 
 /// Tasks of this account on the host, which RLIMIT_NPROC counts together.
@@ -204,10 +219,14 @@ pub fn tasks_of(id: u32) -> u64 {
 }
 
 /// Ends what launchers of this host left running when they were killed: guests with ids that no launcher holds. From
-/// the host's own pid namespace, where they can be seen.
+/// the host's own pid namespace, where they can be seen. Looks at every process once; ranges are locked only when
+/// there is something to end in them, so that launchers that start at once find theirs free.
 pub fn end_leftovers() -> io::Result<()> {
-    for range in Leases::free_ranges()? {
-        end_guests_of(&range.ids);
+    let seen: HashSet<u32> = everybody().filter_map(guest_id).collect();
+    let left: Vec<FreeRange> =
+        Leases::free_ranges()?.filter(|range| seen.iter().any(|id| range.ids.contains(id))).collect();
+    if !left.is_empty() {
+        end_guests_of(&left.iter().map(|range| range.ids.clone()).collect::<Vec<_>>());
     }
     Ok(())
 }
@@ -234,6 +253,28 @@ fn children(pid: Pid) -> Vec<Pid> {
     text.split_whitespace().filter_map(|word| word.parse().ok().map(Pid::from_raw)).collect()
 }
 
+/// The child of `ancestor` that a process is or comes from, if it does.
+fn top_below(mut pid: Pid, ancestor: Pid) -> Option<Pid> {
+    loop {
+        match parent(pid)? {
+            above if above == ancestor => return Some(pid),
+            above if above.as_raw() <= 1 => return None,
+            above => pid = above,
+        }
+    }
+}
+
+fn is_below(pid: Pid, ancestor: Pid) -> bool {
+    top_below(pid, ancestor).is_some()
+}
+
+fn parent(pid: Pid) -> Option<Pid> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before may hold anything, a guest chooses it; only its end is certain.
+    let (_, after) = stat.rsplit_once(") ")?;
+    after.split(' ').nth(1)?.parse().ok().map(Pid::from_raw)
+}
+
 /// Children of every thread, and theirs.
 fn descendants(pid: Pid) -> Vec<Pid> {
     let mut found = Vec::new();
@@ -253,6 +294,9 @@ fn descendants(pid: Pid) -> Vec<Pid> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Command};
+    use std::time::Duration;
+
     use super::*;
 
     const GUEST: &str = "Name:\tpython3\nUid:\t1879113745\t1879113745\t1879113745\t1879113745\nCapEff:\t0000000000000000\n\
@@ -260,17 +304,96 @@ mod tests {
 
     #[test]
     fn only_what_bears_all_the_marks_of_a_guest_is_taken_for_one() {
-        let ids = 1_879_048_192..1_895_825_408;
-        assert!(is_marked(GUEST, &ids));
+        assert_eq!(marked_id(GUEST), Some(1_879_113_745));
         // Somebody whom a directory service has given such an id, and what a browser of his runs.
         for (from, to) in [
             ("CapBnd:\t0000000000000000", "CapBnd:\t000001ffffffffff"),
             ("NoNewPrivs:\t1", "NoNewPrivs:\t0"),
             ("Seccomp:\t2", "Seccomp:\t0"),
-            ("Uid:\t1879113745", "Uid:\t1000"),
         ] {
-            assert!(!is_marked(&GUEST.replace(from, to), &ids), "{to}");
+            assert_eq!(marked_id(&GUEST.replace(from, to)), None, "{to}");
         }
-        assert!(!is_marked("", &ids));
+        assert_eq!(marked_id(""), None);
+    }
+
+    /// A process that waits.
+    struct Waits(Child);
+
+    impl Waits {
+        fn new() -> Waits {
+            Waits(Command::new("sleep").arg("60").spawn().expect("it starts"))
+        }
+
+        fn pid(&self) -> Pid {
+            Pid::from_raw(self.0.id() as i32)
+        }
+
+        /// Whether it comes into this state, as `/proc` has it: `T` stopped, `Z` ended.
+        fn comes_to(&self, wanted: char) -> bool {
+            (0..500).any(|_| {
+                std::thread::sleep(Duration::from_millis(2));
+                self.is(wanted)
+            })
+        }
+
+        fn is(&self, wanted: char) -> bool {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("not waited for");
+            stat.rsplit_once(") ").expect("a name").1.starts_with(wanted)
+        }
+    }
+
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn a_number_that_passed_on_since_it_was_listed_is_nobodys_to_stop() {
+        let (guest, stranger) = (Waits::new(), Waits::new());
+        let mut held = Held::default();
+        // The list is old: the stranger has the number of what was below `guest` then.
+        let listed = [guest.pid(), stranger.pid()];
+        assert!(held.stop(listed, |pid| pid == guest.pid() || is_below(pid, guest.pid())));
+        assert!(guest.comes_to('T'), "control: what is wanted is stopped");
+        held.kill();
+        assert!(guest.comes_to('Z'), "control: and ended");
+        assert!(stranger.comes_to('S'), "a stranger was stopped or killed");
+    }
+
+    #[test]
+    fn a_number_that_passed_on_since_it_was_held_is_nobodys_to_kill() {
+        const LAST: &str = "/proc/sys/kernel/ns_last_pid";
+        if !rustix::process::geteuid().is_root() || !Path::new(LAST).exists() {
+            return;
+        }
+        let mut held = Held::default();
+        let mut guest = Waits::new();
+        let pid = guest.pid();
+        assert!(held.stop([pid], |_| true));
+        guest.0.kill().expect("ours");
+        guest.0.wait().expect("ours");
+        // Others start processes meanwhile: the number is not always ours to have.
+        let stranger = (0..200).find_map(|_| {
+            fs::write(LAST, (pid.as_raw() - 1).to_string()).expect("we are root");
+            Some(Waits::new()).filter(|next| next.pid() == pid)
+        });
+        let stranger = stranger.expect("the number is free");
+        // Looked through once more, it is a new process, and not one that was asked for.
+        held.stop([pid], |_| false);
+        held.kill();
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(stranger.comes_to('S'), "a stranger was stopped or killed");
+    }
+
+    #[test]
+    fn a_process_is_below_those_it_comes_from_and_nobody_else() {
+        let (me, other) = (Pid::this(), Waits::new());
+        let child = Waits::new();
+        assert_eq!(top_below(child.pid(), me), Some(child.pid()));
+        assert!(is_below(me, Pid::parent()) && !is_below(me, me));
+        assert!(!is_below(child.pid(), other.pid()) && !is_below(Pid::from_raw(1), me));
+        assert!(!is_below(Pid::from_raw(i32::MAX), me), "nobody has this number");
     }
 }

@@ -882,6 +882,46 @@ mod tests {
         assert!(!killed_for_memory(""));
     }
 
+    /// A leaf that an ended sandbox has left, as files that say what the kernel's would.
+    fn left_over(dir: &Path) -> Leaf {
+        fs::create_dir(dir).expect("a directory of our own");
+        for (file, content) in [("pids.current", "0\n"), ("tasks", "")] {
+            fs::write(dir.join(file), content).expect("a directory of our own");
+        }
+        leaf(vec![group(Version::V1, "pids", dir.to_str().expect("a plain name"))])
+    }
+
+    #[test]
+    fn a_leaf_that_is_kept_serves_its_own_space_and_owner_only() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let mut cgroups = Cgroups::none();
+        let (mine, theirs) = (dir.path().join("mine"), dir.path().join("theirs"));
+        assert!(cgroups.keep("space-1", 7, left_over(&mine)).is_none());
+        assert!(cgroups.keep("space-1", 8, left_over(&theirs)).is_none());
+        for (space, owner) in [("space-1", 0), ("space-1", 9), ("space-2", 7)] {
+            assert!(cgroups.reuse(space, owner, LIMITS).is_none(), "{space} of {owner}");
+        }
+        // Control: whose it was gets it, ready to be joined, and once.
+        let again = cgroups.reuse("space-1", 7, LIMITS).expect("it is clean");
+        assert_eq!((again.groups[0].dir.as_path(), again.join.len()), (mine.as_path(), 1));
+        assert!(cgroups.reuse("space-1", 7, LIMITS).is_none());
+        assert_eq!(cgroups.reuse("space-1", 8, LIMITS).expect("clean as well").groups[0].dir, theirs);
+        // One that could still be joined is not kept at all.
+        let mut open = left_over(&dir.path().join("open"));
+        open.reopen().expect("its files are there");
+        assert!(cgroups.keep("space-1", 7, open).is_some());
+    }
+
+    #[test]
+    fn a_leaf_that_is_not_as_a_new_one_is_not_used_again() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let mut cgroups = Cgroups::none();
+        let busy = left_over(&dir.path().join("busy"));
+        fs::write(dir.path().join("busy/pids.current"), "1\n").expect("our own");
+        assert!(cgroups.keep("space-1", 7, busy).is_none());
+        assert!(cgroups.reuse("space-1", 7, LIMITS).is_none());
+    }
+
     #[test]
     fn a_host_without_swap_needs_no_limit_on_it() {
         assert!(!swaps("Filename\t\t\tType\n"));

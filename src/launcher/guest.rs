@@ -70,6 +70,8 @@ pub struct InterpreterStart {
 pub struct Programs {
     pub python: Option<InterpreterStart>,
     pub node: Option<InterpreterStart>,
+    /// Pythons of the kernels, as the daemon was told of them.
+    pub kernels: Vec<InterpreterStart>,
     /// Our own binary.
     pub own: String,
     /// `PATH` of guests.
@@ -77,26 +79,29 @@ pub struct Programs {
 }
 
 impl Programs {
-    pub fn has(&self, profile: Profile) -> bool {
+    pub fn has(&self, profile: Profile, interpreter: u8) -> bool {
         match profile {
-            Profile::Python | Profile::PythonData | Profile::Kernel => self.python.is_some(),
+            Profile::Kernel => usize::from(interpreter) < self.kernels.len(),
+            _ if interpreter != 0 => false,
+            Profile::Python | Profile::PythonData => self.python.is_some(),
             Profile::Node => self.node.is_some(),
             Profile::Files | Profile::Commands => true,
         }
     }
 
     /// What a profile executes; `None` where this host does not have it.
-    pub fn program(&self, profile: Profile, user: &str, place: &Place) -> Option<Program> {
-        let interpreter = match profile {
-            Profile::Python | Profile::PythonData | Profile::Kernel => &self.python,
-            Profile::Node => &self.node,
+    pub fn program(&self, profile: Profile, interpreter: u8, user: &str, place: &Place) -> Option<Program> {
+        let start = match profile {
+            Profile::Python | Profile::PythonData => self.python.as_ref(),
+            Profile::Node => self.node.as_ref(),
+            Profile::Kernel => self.kernels.get(usize::from(interpreter)),
             Profile::Files | Profile::Commands => {
                 let words = [self.own.as_str(), OWN_WORD, profile.name()];
                 let channel = if profile == Profile::Files { Channel::Socket } else { Channel::Pipe };
                 return Some(Program { channel, ..Program::of(&words, &self.path, user, place) });
             }
         };
-        interpreter.as_ref().map(|start| Program::new(start, &self.path, user, place))
+        start.map(|start| Program::new(start, &self.path, user, place))
     }
 }
 

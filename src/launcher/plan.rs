@@ -109,6 +109,9 @@ pub struct LaunchPlan {
     pub profile: Profile,
     pub origin: Origin,
     pub account: Account,
+    /// Which of the kernels' interpreters, by its place in [`crate::launcher::posture::Hello::kernels`]; 0 for every
+    /// other profile.
+    pub interpreter: u8,
 }
 
 /// Daemon to launcher. `seq` must grow from packet to packet; a repeated or older one is refused.
@@ -351,6 +354,7 @@ impl Request {
                 out[24] = plan.profile as u8;
                 out[25] = plan.origin as u8;
                 out[26] = plan.account.0;
+                out[27] = plan.interpreter;
             }
             Request::End { sandbox, .. } => {
                 out[0] = 2;
@@ -371,7 +375,7 @@ impl Request {
     /// Strict: a wrong length, an unknown code or a nonzero reserved byte is refused.
     pub fn decode(packet: &[u8]) -> Result<Request, Malformed> {
         let packet: &[u8; REQUEST_BYTES] = packet.try_into().map_err(|_| Malformed)?;
-        let reserved = if packet[0] == 1 { 27 } else { 24 };
+        let reserved = if packet[0] == 1 { 28 } else { 24 };
         if packet[1..8].iter().chain(&packet[reserved..]).any(|byte| *byte != 0) {
             return Err(Malformed);
         }
@@ -389,6 +393,7 @@ impl Request {
                         _ => return Err(Malformed),
                     },
                     account: Account(packet[26]),
+                    interpreter: packet[27],
                 },
             }),
             2 => Ok(Request::End { seq, sandbox: SandboxId(id) }),
@@ -511,6 +516,7 @@ mod tests {
             profile: Profile::Node,
             origin: Origin::Strict,
             account: Account(7),
+            interpreter: 3,
         };
         for request in [
             Request::Launch { seq: 9, plan },

@@ -96,6 +96,8 @@ pub struct Hello {
     pub posture: PostureReport,
     pub python: Option<RuntimeReport>,
     pub node: Option<RuntimeReport>,
+    /// Pythons that can serve as kernels, by name; the default one, `python3`, first.
+    pub kernels: Vec<(String, RuntimeReport)>,
     /// Names of the sandbox's accounts in the order of [`crate::launcher::plan::Account`].
     pub accounts: Vec<String>,
     /// Profiles that have a zygote serving; the others are exec'd.

@@ -501,7 +501,7 @@ impl Loop {
     /// The plan against the launcher's own policy.
     fn check(&self, plan: &LaunchPlan) -> Result<(), StepError> {
         let refuse = |errno: rustix::io::Errno| Err(StepError { step: Step::Plan, source: errno.into() });
-        let known = self.launcher.programs.has(plan.profile);
+        let known = self.launcher.programs.has(plan.profile, plan.interpreter);
         let waiting =
             self.entries.values().filter(|entry| matches!(entry.stage, Stage::Booting { .. })).count();
         match () {
@@ -524,7 +524,8 @@ impl Loop {
     /// A plan that a zygote has died over goes to an exec'd interpreter: the zygote that is next may not have
     /// come yet, and the old one may still look alive.
     fn zygote_for(&self, order: &Order) -> Option<usize> {
-        if order.plan.origin == Origin::Strict || order.retried {
+        // Zygotes are made of the default interpreter.
+        if order.plan.origin == Origin::Strict || order.retried || order.plan.interpreter != 0 {
             return None;
         }
         let serves =
@@ -592,7 +593,7 @@ impl Loop {
             Err(error) => {
                 match order {
                     Some(order) => self.refuse(order.seq, &error),
-                    None => self.log_not_made(&error),
+                    None => self.not_made(key, &error),
                 }
                 return false;
             }
@@ -600,7 +601,10 @@ impl Loop {
         true
     }
 
-    fn log_not_made(&mut self, error: &StepError) {
+    /// No other is made for this key before the next plan for it: the next try would most likely end in the same way,
+    /// and the one after that.
+    fn not_made(&mut self, key: Key, error: &StepError) {
+        self.traffic.remove(&key);
         if self.may_log() {
             tracing::error!(step = %error.step, error = %error.source, "shell not made");
         }
@@ -730,8 +734,6 @@ impl Loop {
                 .count();
             if have < self.launcher.shells_ready && self.entries.len() < SANDBOXES_MAX {
                 if !self.boot(key, None) {
-                    // Not again before the next plan for it: others come first.
-                    self.traffic.remove(&key);
                     continue;
                 }
                 // One at a time: the next turn of the loop sees whether a plan has come meanwhile.
@@ -823,7 +825,8 @@ impl Loop {
                 let user = &rules.accounts[account].name;
                 let place =
                     if shell.bare { Place::on_host(&spaces.parts(shell.space)) } else { Place::inside() };
-                let program = programs.program(plan.profile, user, &place).ok_or_else(gone)?;
+                let program =
+                    programs.program(plan.profile, plan.interpreter, user, &place).ok_or_else(gone)?;
                 if shell.bare {
                     guest::fork_by_init(shell, rules, account, &program)
                 } else {
@@ -907,14 +910,16 @@ impl Loop {
 
     /// Answers whoever waits for this sandbox, and ends it.
     fn fail(&mut self, id: u64, error: &StepError) {
-        let order = self.entries.get(&id).and_then(|entry| match &entry.stage {
+        let Some(entry) = self.entries.get(&id) else { return };
+        let key = (entry.shell.space, entry.shell.owner);
+        let order = match &entry.stage {
             Stage::Booting { order, .. } => *order,
             Stage::Confining { order, .. } => Some(*order),
             _ => None,
-        });
+        };
         match order {
             Some(order) => self.refuse(order.seq, error),
-            None => self.log_not_made(error),
+            None => self.not_made(key, error),
         }
         self.kill(id);
     }
@@ -1050,7 +1055,7 @@ impl Loop {
                 let error = entry.shell.finish(&self.launcher.rules).err().unwrap_or(silent);
                 match order {
                     Some(order) => self.refuse(order.seq, &error),
-                    None => self.log_not_made(&error),
+                    None => self.not_made((entry.shell.space, entry.shell.owner), &error),
                 }
             }
             Stage::Confining { order, .. } => {
@@ -1077,7 +1082,8 @@ impl Loop {
         let others = self.entries.values().any(|entry| entry.shell.space == shell.space && has_guest(entry));
         if self.launcher.rules.own_ids && !others {
             let first = shell.block + 1;
-            bare::end_guests_of(&(first..first + self.launcher.rules.accounts.len() as u32));
+            let accounts = self.launcher.rules.accounts.len() as u32;
+            bare::end_guests_of(std::slice::from_ref(&(first..first + accounts)));
         }
     }
 

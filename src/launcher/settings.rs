@@ -23,6 +23,8 @@ pub struct Settings {
     pub python_caches: Option<PathBuf>,
     /// Another interpreter instead of the environment's, by `PYTHON_VERSION`.
     pub python_binary: Option<PathBuf>,
+    /// Further Pythons that may serve as kernels: a binary, or an environment's `bin/python3`.
+    pub more_pythons: Vec<PathBuf>,
     /// Node's binary on the host; absent when there is none.
     pub node_binary: Option<PathBuf>,
     /// An operator's folder that overrides the built-in policies file by file.

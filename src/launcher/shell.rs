@@ -355,11 +355,16 @@ fn with_uid<T>(uid: u32, action: impl FnOnce() -> io::Result<T>) -> io::Result<T
     }
     let (root, other) = (Uid::from_raw(0), Uid::from_raw(uid));
     setresuid(other, other, root)?;
-    let result = caps::raise(None, caps::CapSet::Effective, caps::Capability::CAP_SYS_ADMIN)
-        .map_err(io::Error::other)
+    // A change of identity makes a process what the host's fs.suid_dumpable says: for this moment as well, when the
+    // zygote has our uid, and after it.
+    let hidden = nix::sys::prctl::set_dumpable(false).map_err(io::Error::from);
+    let result = hidden
+        .and_then(|()| {
+            caps::raise(None, caps::CapSet::Effective, caps::Capability::CAP_SYS_ADMIN)
+                .map_err(io::Error::other)
+        })
         .and_then(|()| action());
     setresuid(root, root, root).expect("the saved uid is root's");
-    // A change of identity makes a process what the host's fs.suid_dumpable says.
     nix::sys::prctl::set_dumpable(false)?;
     result
 }

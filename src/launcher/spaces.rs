@@ -153,8 +153,11 @@ impl Spaces {
         self.footing = footing;
         if self.footing.owners == Owners::Block && !self.footing.images {
             for space in self.folders_there()? {
-                let owner = fs::metadata(self.folder(space).join(PARTS[0].0))?.uid();
-                if let Some(block) = owner.checked_sub(1).and_then(|block| leases.claim(block)) {
+                let folder = self.folder(space);
+                // The group may enter the folder: it is the one to be nobody else's.
+                let ids = [fs::metadata(&folder)?.gid(), fs::metadata(folder.join(PARTS[0].0))?.uid()];
+                let mut blocks = ids.into_iter().filter_map(|id| id.checked_sub(1));
+                if let Some(block) = blocks.find_map(|block| leases.claim(block)) {
                     self.kept.insert(space, block);
                 }
             }
@@ -198,22 +201,26 @@ impl Spaces {
     }
 
     /// Gives the files to those who are to own them, unless they do already.
+    ///
+    /// Two ids say how far that got: `data` belongs to whom everything belonged before, as it is given last, and the
+    /// group of the space's root is who was to get it. What a start has broken off is finished by the next one for
+    /// the same ids, or taken back before it is given to others.
     fn own(&mut self, space: SpaceId, leases: &mut Leases) -> io::Result<Option<u32>> {
         let root = self.root(space);
         let found = fs::metadata(root.join(PARTS[0].0))?.uid();
+        let begun = Some(fs::metadata(&root)?.gid()).filter(|id| *id != 0).unwrap_or(found);
         let block = match self.footing.owners {
             Owners::Account => return Ok(None),
             Owners::Inner => None,
             Owners::Block => {
                 let kept = self.kept.get(&space).copied();
-                // The block it had last time, if that is ours and free.
-                let last = || found.checked_sub(1).and_then(|block| leases.claim(block));
-                let last = kept.or_else(last);
+                // The block it had last time, or was about to have, if that is ours and free.
+                let mut claim = |id: u32| id.checked_sub(1).and_then(|block| leases.claim(block));
+                let last = kept.or_else(|| claim(begun)).or_else(|| claim(found));
                 let no_ids = || io::Error::from(rustix::io::Errno::AGAIN);
                 let block = last.or_else(|| leases.block()).ok_or_else(no_ids)?;
                 if !self.footing.images {
                     self.kept.insert(space, block);
-                    shut(&root, block)?;
                 }
                 Some(block)
             }
@@ -222,23 +229,24 @@ impl Spaces {
             open.block = block;
         }
         let accounts = &self.footing.accounts;
-        let as_block = |block: u32| (1..).map(|n| block + n).take(accounts.len()).collect::<Vec<u32>>();
-        let wanted = block.map_or_else(|| accounts.clone(), as_block);
-        if wanted.first() == Some(&found) {
-            return Ok(block);
-        }
-        let had = if accounts.first() == Some(&found) {
-            accounts.clone()
-        } else {
-            as_block(found.saturating_sub(1))
+        // Ids of a block follow one another.
+        let family_of = |first: u32| match accounts.first() {
+            Some(sandbox) if *sandbox == first => accounts.clone(),
+            _ => (first..).take(accounts.len()).collect::<Vec<u32>>(),
         };
-        tracing::info!(%space, from = had[0], to = wanted[0], "giving a space to other ids");
-        // Who owns `data` decides whether all of it was given: `sandbox`'s of it comes last, so that a start that
-        // breaks off is done again.
-        for (part, _) in PARTS.iter().rev() {
-            for (from, to) in had.iter().zip(&wanted).rev() {
-                give(&root.join(part), *from, *to)?;
-            }
+        let wanted = block.map_or_else(|| accounts.clone(), |block| family_of(block + 1));
+        if begun != found && begun != wanted[0] {
+            hand_over(&root, &family_of(begun), &family_of(found))?;
+        }
+        if begun != wanted[0] {
+            chown(&root, Some(0), Some(wanted[0]))?;
+        }
+        if block.is_some() && !self.footing.images {
+            shut(&root, wanted[0])?;
+        }
+        if found != wanted[0] {
+            tracing::info!(%space, from = found, to = wanted[0], "giving a space to other ids");
+            hand_over(&root, &family_of(found), &wanted)?;
         }
         Ok(block)
     }
@@ -557,9 +565,19 @@ impl Spaces {
 
 /// Lets nobody into a space's folder but its own `sandbox`, by group: what is not opened (names, modes, times) is not
 /// Landlock's business.
-fn shut(folder: &Path, block: u32) -> io::Result<()> {
-    chown(folder, Some(0), Some(block + 1))?;
+fn shut(folder: &Path, sandbox: u32) -> io::Result<()> {
+    chown(folder, Some(0), Some(sandbox))?;
     fs::set_permissions(folder, Permissions::from_mode(0o710))
+}
+
+/// Gives the files of each of some ids to another; what `sandbox` has of `data`, and that folder, last.
+fn hand_over(root: &Path, from: &[u32], to: &[u32]) -> io::Result<()> {
+    for (part, _) in PARTS.iter().rev() {
+        for (from, to) in from.iter().zip(to).rev() {
+            give(&root.join(part), *from, *to)?;
+        }
+    }
+    Ok(())
 }
 
 /// Gives all files of one id to another, without following a link. A space has no process in it now, so nobody
@@ -595,4 +613,147 @@ fn lock_within(file: &File, max: Duration) -> io::Result<()> {
 
 fn libc_ebusy() -> i32 {
     rustix::io::Errno::BUSY.raw_os_error()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    const SPACE: SpaceId = SpaceId(1);
+    const ACCOUNTS: [u32; 2] = [1000, 65_534];
+
+    fn is_root() -> bool {
+        rustix::process::geteuid().is_root()
+    }
+
+    /// The owner and the group of a file, not of what it may lead to.
+    fn ids(path: &Path) -> (u32, u32) {
+        let metadata = fs::symlink_metadata(path).expect("it is there");
+        (metadata.uid(), metadata.gid())
+    }
+
+    /// Spaces that are folders.
+    fn folders(dir: &Path, owners: Owners) -> Spaces {
+        let limits = SpaceLimits { bytes: 1 << 20, inodes: 100 };
+        let footing = Footing { images: false, owners, accounts: ACCOUNTS.to_vec() };
+        Spaces::new(dir, limits, 10, footing).expect("a directory of our own")
+    }
+
+    #[test]
+    fn giving_changes_owner_and_group_at_once_and_the_folder_itself_last() {
+        if !is_root() {
+            return;
+        }
+        const FILES: usize = 3000;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let root = dir.path().join("data");
+        fs::create_dir(&root).expect("our own");
+        let files: Vec<PathBuf> = (0..FILES).map(|n| root.join(n.to_string())).collect();
+        for path in &files {
+            fs::write(path, "x").expect("our own");
+            chown(path, Some(70_001), Some(70_001)).expect("we are root");
+        }
+        chown(&root, Some(70_001), Some(70_001)).expect("we are root");
+        let done = AtomicBool::new(false);
+        let (given, watched) = std::thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                let mut seen = 0_usize;
+                for path in files.iter().cycle() {
+                    let is_given = ids(&root) == (70_002, 70_002);
+                    let (uid, gid) = ids(path);
+                    assert_eq!(uid, gid, "a file belongs to two accounts");
+                    assert!(!is_given || uid == 70_002, "the folder was given before what is in it");
+                    seen += usize::from(uid == 70_001);
+                    if done.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+                seen
+            });
+            let given = give(&root, 70_001, 70_002);
+            done.store(true, Ordering::Relaxed);
+            (given, watch.join().expect("nothing was seen that must not be"))
+        });
+        given.expect("we are root");
+        assert!(watched > 0, "control: it was looked at before it was given");
+        assert!(files.iter().chain([&root]).all(|path| ids(path) == (70_002, 70_002)));
+    }
+
+    #[test]
+    fn giving_follows_no_link_and_takes_nobody_elses_files() {
+        if !is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (root, outside) = (dir.path().join("data"), dir.path().join("outside"));
+        fs::create_dir(&root).expect("our own");
+        for path in [&outside, &root.join("mine"), &root.join("theirs")] {
+            fs::write(path, "x").expect("our own");
+            chown(path, Some(70_001), Some(70_001)).expect("we are root");
+        }
+        chown(root.join("theirs"), Some(70_003), Some(70_003)).expect("we are root");
+        symlink(&outside, root.join("link")).expect("our own");
+        std::os::unix::fs::lchown(root.join("link"), Some(70_001), Some(70_001)).expect("we are root");
+        give(&root, 70_001, 70_002).expect("we are root");
+        assert_eq!(ids(&outside), (70_001, 70_001), "what a link leads to");
+        assert_eq!(ids(&root.join("theirs")), (70_003, 70_003));
+        for path in ["mine", "link"] {
+            assert_eq!(ids(&root.join(path)), (70_002, 70_002), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_space_that_was_given_in_part_is_given_whole_the_next_time() {
+        if !is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let mut leases = Leases::single(0, dir.path()).expect("a directory of our own");
+        let mut spaces = folders(dir.path(), Owners::Inner);
+        assert_eq!(spaces.enter(SPACE, &mut leases).expect("it is made"), None);
+        let [data, tmp, home] = spaces.parts(SPACE);
+        let theirs = tmp.join("theirs");
+        fs::write(&theirs, "x").expect("our own");
+        chown(&theirs, Some(ACCOUNTS[1]), Some(ACCOUNTS[1])).expect("we are root");
+        drop(spaces);
+        // Half-way through it breaks off, each time for another block.
+        let aside = dir.path().join("aside");
+        for missing in [&home, &tmp, &home] {
+            fs::rename(missing, &aside).expect("our own");
+            let mut spaces = folders(dir.path(), Owners::Block);
+            assert!(spaces.enter(SPACE, &mut leases).is_err());
+            assert_eq!(ids(&data).0, ACCOUNTS[0], "it looks given, and is not");
+            fs::rename(&aside, missing).expect("our own");
+        }
+        let mut spaces = folders(dir.path(), Owners::Block);
+        let block = spaces.enter(SPACE, &mut leases).expect("all is there").expect("a block of its own");
+        let whole = [&data, &home].map(|path| (path, block + 1)).into_iter().chain([(&theirs, block + 2)]);
+        for (path, id) in whole {
+            assert_eq!(ids(path), (id, id), "{}", path.display());
+        }
+    }
+    #[test]
+    fn a_block_that_a_space_was_about_to_have_is_given_to_no_other() {
+        if !is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let mut leases = Leases::single(0, dir.path()).expect("a directory of our own");
+        let mut spaces = folders(dir.path(), Owners::Inner);
+        spaces.enter(SPACE, &mut leases).expect("it is made");
+        let root = spaces.root(SPACE);
+        drop(spaces);
+        // As a launcher leaves it that is killed before the first file is given.
+        let block = 1 << 20;
+        chown(&root, Some(0), Some(block + 1)).expect("we are root");
+        let mut spaces = folders(dir.path(), Owners::Block);
+        let footing = spaces.footing.clone();
+        spaces.settle(footing, &mut leases).expect("the folder can be read");
+        assert_eq!(leases.claim(block), None, "another space could enter the folder");
+        assert_eq!(spaces.enter(SPACE, &mut leases).expect("all is there"), Some(block));
+        assert!(spaces.parts(SPACE).iter().all(|part| ids(part) == (block + 1, block + 1)));
+    }
 }

@@ -183,7 +183,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         _ => PathBuf::from("/opt/caisson"),
     };
     let own = harness.join(OWN_NAME).to_string_lossy().into_owned();
-    let (python, node) = runtimes.versions(&maker, &rules, &mut leases);
+    let Answers { python, node, kernels } = runtimes.versions(&maker, &rules, &mut leases);
     let unanswered = runtimes.unanswered(python.as_ref(), node.as_ref());
     let begin = |report: &RuntimeReport, flags: Vec<&'static str>, file: &str| InterpreterStart {
         binary: report.binary.clone(),
@@ -192,6 +192,9 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
     };
     let python_start =
         python.as_ref().map(|python| begin(python, python_flags(&python.version), "harness.py"));
+    let kernel_starts =
+        kernels.iter().map(|(_, python)| begin(python, python_flags(&python.version), "harness.py"));
+    let kernel_starts = kernel_starts.collect();
     let node_start = node.as_ref().map(|node| begin(node, node_flags(&node.version), "harness.js"));
     // A zygote's fork enters a shell by owning its user namespace.
     let warm = python.is_some() && !settings.zygotes_off && rules.shape == Shape::UserNamespace;
@@ -203,6 +206,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         warnings: [warnings(&found), found.warnings.clone(), unraised, unanswered].concat(),
         python,
         node,
+        kernels,
     };
     let binaries = [&python_start, &node_start].into_iter().flatten().map(|start| start.binary.as_str());
     let launcher = Launcher {
@@ -216,7 +220,13 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         leases,
         abandoned,
         nurseries: profiles.iter().map(|profile| Nursery::new(*profile, settings.zygote_forks_max)).collect(),
-        programs: Programs { path: search_path(binaries), own, python: python_start, node: node_start },
+        programs: Programs {
+            path: search_path(binaries),
+            own,
+            python: python_start,
+            node: node_start,
+            kernels: kernel_starts,
+        },
         shells_ready: settings.shells_ready,
         hello,
     };
@@ -229,6 +239,7 @@ fn tell(daemon: &OwnedFd, report: &PostureReport, warnings: Vec<String>) -> io::
         posture: report.clone(),
         python: None,
         node: None,
+        kernels: Vec::new(),
         accounts: Vec::new(),
         warm: Vec::new(),
         warnings,
@@ -401,6 +412,22 @@ fn sealed(name: &str, content: &[u8]) -> io::Result<OwnedFd> {
 struct Runtimes {
     python: Option<Runtime>,
     node: Option<Runtime>,
+    /// Further Pythons.
+    more: Vec<Runtime>,
+}
+
+/// What they answered.
+struct Answers {
+    python: Option<RuntimeReport>,
+    node: Option<RuntimeReport>,
+    /// Those that can be kernels, by name.
+    kernels: Vec<(String, RuntimeReport)>,
+}
+
+/// Such as `python3.12`.
+fn kernel_name(version: &str) -> String {
+    let mut parts = version.split('.');
+    format!("python{}.{}", parts.next().unwrap_or_default(), parts.next().unwrap_or_default())
 }
 
 /// One of them.
@@ -419,35 +446,43 @@ struct Runtime {
 /// Where interpreters outside `/usr` are shown that cannot be shown where they are.
 const PYTHON_INSIDE: &str = "/opt/python";
 const NODE_INSIDE: &str = "/opt/node";
+const MORE_PYTHONS_INSIDE: &str = "/opt/pythons";
+/// The kernel of the default Python, as Jupyter calls that of its default environment.
+const DEFAULT_KERNEL: &str = "python3";
 /// What a sandbox has of its own there hides the host's.
 const OWN_PLACES: [&str; 8] = ["/tmp", "/mnt", "/home/sandbox", "/proc", "/dev", "/sys", "/run", "/etc"];
 
 impl Runtimes {
     fn find(settings: &Settings) -> Runtimes {
-        let env = settings.python_env.as_ref().and_then(|env| Runtime::of_env(env));
+        let env = settings.python_env.as_ref().and_then(|env| Runtime::of_env(env, PYTHON_INSIDE));
         let python = env.or_else(|| Runtime::of_binary(settings.python_binary.as_deref()?, PYTHON_INSIDE));
         let node = settings.node_binary.as_ref().and_then(|node| Runtime::of_binary(node, NODE_INSIDE));
-        Runtimes { python, node }
+        let more = settings.more_pythons.iter().enumerate();
+        let more = more.filter_map(|(nth, python)| {
+            let target = format!("{MORE_PYTHONS_INSIDE}/{nth}");
+            let env = python.parent()?.parent()?;
+            let is_env = env.join("pyvenv.cfg").is_file();
+            if is_env { Runtime::of_env(env, &target) } else { Runtime::of_binary(python, &target) }
+        });
+        Runtimes { python, node, more: more.collect() }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Runtime> {
+        [&self.python, &self.node].into_iter().flatten().chain(&self.more)
     }
 
     /// Trees of the host that a guest without a root of its own must read.
     fn on_host(&self) -> Vec<PathBuf> {
-        let all = [&self.python, &self.node].into_iter().flatten();
-        all.flat_map(|runtime| runtime.trees.iter().map(|(source, _)| source.clone())).collect()
+        self.all().flat_map(|runtime| runtime.trees.iter().map(|(source, _)| source.clone())).collect()
     }
 
     /// What guests with a root of their own must be let read besides the policy's paths.
     fn readable(&self) -> impl Iterator<Item = &Path> {
-        [&self.python, &self.node].into_iter().flatten().filter_map(|runtime| runtime.readable.as_deref())
+        self.all().filter_map(|runtime| runtime.readable.as_deref())
     }
 
     /// Asks each interpreter for its version, where guests would start it and under a uid of nobody.
-    fn versions(
-        &self,
-        maker: &Maker,
-        rules: &Rules,
-        leases: &mut Leases,
-    ) -> (Option<RuntimeReport>, Option<RuntimeReport>) {
+    fn versions(&self, maker: &Maker, rules: &Rules, leases: &mut Leases) -> Answers {
         let bare = rules.shape == Shape::Bare;
         let uid = if rules.unprivileged() { rules.account.0 } else { leases.zygote() };
         let report = |runtime: &Runtime, question: &[&CStr]| {
@@ -458,7 +493,17 @@ impl Runtimes {
             Some(RuntimeReport { version: lines.next()?, ipykernel: lines.next(), binary, host_binary })
         };
         let python = self.python.as_ref().and_then(|runtime| report(runtime, &ABOUT_PYTHON));
-        (python, self.node.as_ref().and_then(|runtime| report(runtime, &[c"--version"])))
+        let default = python.clone().map(|python| (DEFAULT_KERNEL.to_owned(), python));
+        let more = self.more.iter().filter_map(|runtime| report(runtime, &ABOUT_PYTHON));
+        let more = more.map(|report| (kernel_name(&report.version), report));
+        let mut kernels: Vec<(String, RuntimeReport)> = Vec::new();
+        for (name, report) in default.into_iter().chain(more) {
+            if report.ipykernel.is_some() && !kernels.iter().any(|(known, _)| *known == name) {
+                kernels.push((name, report));
+            }
+        }
+        let node = self.node.as_ref().and_then(|runtime| report(runtime, &[c"--version"]));
+        Answers { python, node, kernels }
     }
 
     /// A warning for each that is there and does not answer.
@@ -473,11 +518,11 @@ impl Runtimes {
 }
 
 impl Runtime {
-    /// The product's own environment: a venv, whose interpreter may lie elsewhere.
-    fn of_env(env: &Path) -> Option<Runtime> {
+    /// A venv, such as the product's own; its interpreter may lie elsewhere. Shown at `target`.
+    fn of_env(env: &Path, target: &str) -> Option<Runtime> {
         let host = env.join("bin/python3");
         let real = fs::canonicalize(&host).ok()?;
-        let mut trees = vec![(env.to_owned(), PathBuf::from(PYTHON_INSIDE))];
+        let mut trees = vec![(env.to_owned(), PathBuf::from(target))];
         let mut readable = None;
         if !real.starts_with("/usr") && !real.starts_with(env) {
             // The environment's links lead to it by its own path.
@@ -485,7 +530,7 @@ impl Runtime {
             trees.extend(parts_of(prefix, prefix));
             readable = Some(prefix.to_owned());
         }
-        Some(Runtime { host, inside: format!("{PYTHON_INSIDE}/bin/python3"), trees, readable })
+        Some(Runtime { host, inside: format!("{target}/bin/python3"), trees, readable })
     }
 
     /// A binary somewhere: it is shown where it is, since programs find their libraries by absolute paths; where that
@@ -530,9 +575,10 @@ fn contents(settings: &Settings, rules: &Rules, runtimes: &Runtimes, own: &Path)
         target: target.to_owned(),
         optional: false,
     };
-    let all = [&runtimes.python, &runtimes.node].into_iter().flatten();
-    let mut binds: Vec<Bind> =
-        all.flat_map(|runtime| runtime.trees.iter().map(|(source, target)| bind(source, target))).collect();
+    let mut binds: Vec<Bind> = runtimes
+        .all()
+        .flat_map(|runtime| runtime.trees.iter().map(|(source, target)| bind(source, target)))
+        .collect();
     binds.push(bind(own, &Path::new("/opt/caisson").join(OWN_NAME)));
     if let Some(caches) = settings.python_caches.as_ref().filter(|caches| caches.is_dir()) {
         binds.push(bind(caches, Path::new("/opt/caisson/caches")));

@@ -89,16 +89,26 @@ fn check_content_type(request: &Request) -> Result<(), Refused> {
     if reads_only || request.body().is_end_stream() {
         return Ok(());
     }
+    let wanted = type_of(request.uri().path());
     let mut types = request.headers().get_all(header::CONTENT_TYPE).iter().map(text).peekable();
-    if types.peek().is_some() && types.all(is_json) {
+    if types.peek().is_some() && types.all(|given| is(given, wanted)) {
         return Ok(());
     }
-    Err(Refused::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json"))
+    Err(Refused::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, format!("Content-Type must be {wanted}")))
 }
 
-fn is_json(content_type: &str) -> bool {
+/// What a route's body is.
+fn type_of(path: &str) -> &'static str {
+    match path {
+        "/v1/file/upload" | "/v2/fs/upload" => "multipart/form-data",
+        "/v2/fs/tree" => "application/x-tar",
+        _ => "application/json",
+    }
+}
+
+fn is(content_type: &str, wanted: &str) -> bool {
     let essence = content_type.split(';').next().unwrap_or_default();
-    essence.trim().eq_ignore_ascii_case("application/json")
+    essence.trim().eq_ignore_ascii_case(wanted)
 }
 
 /// The host of `host`, `host:port`, `[v6]` or `[v6]:port`; `None` for anything else.

@@ -20,13 +20,16 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 
+use crate::commands::Commands;
 use crate::config::Config;
+use crate::files::Files;
 
 mod aio;
 mod answer;
 mod auth;
 mod body;
 pub mod code;
+mod crowd;
 mod fields;
 mod front;
 mod guard;
@@ -52,19 +55,29 @@ pub struct AppState(Arc<Inner>);
 struct Inner {
     config: Arc<Config>,
     code: Arc<dyn CodeEngine>,
+    commands: Arc<Commands>,
     keyring: auth::Keyring,
     guard: Option<guard::Guard>,
+    /// Absent in tests of the other planes.
+    files: Option<Arc<Files>>,
     lifecycle: Lifecycle,
     documents: openapi::Documents,
 }
 
 impl AppState {
-    pub fn new(config: Arc<Config>, code: Arc<dyn CodeEngine>) -> AppState {
+    pub fn new(config: Arc<Config>, code: Arc<dyn CodeEngine>, commands: Arc<Commands>) -> AppState {
         let keyring = auth::Keyring::new(&config.api_keys);
         let guard = keyring.is_open().then(|| guard::Guard::new(&config));
         let documents = openapi::Documents::of(routes(&config).into_openapi());
         let lifecycle = Lifecycle::default();
-        AppState(Arc::new(Inner { config, code, keyring, guard, lifecycle, documents }))
+        let inner = Inner { config, code, commands, keyring, guard, files: None, lifecycle, documents };
+        AppState(Arc::new(inner))
+    }
+
+    /// Adds the file planes, before anybody else has this state.
+    pub fn with_files(mut self, files: Arc<Files>) -> AppState {
+        Arc::get_mut(&mut self.0).expect("the state was just made").files = Some(files);
+        self
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -73,6 +86,14 @@ impl AppState {
 
     pub(crate) fn code(&self) -> &dyn CodeEngine {
         self.0.code.as_ref()
+    }
+
+    pub(crate) fn files(&self) -> Option<&Arc<Files>> {
+        self.0.files.as_ref()
+    }
+
+    pub(crate) fn commands(&self) -> &Commands {
+        &self.0.commands
     }
 
     /// The engine for work that outlives its handler.

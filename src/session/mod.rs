@@ -10,8 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use crate::backend::worker::Worker;
 use crate::engine::{Refusal, TenantId, Tier};
-use crate::harness::interpreter::Interpreter;
 use crate::harness::outcome::{Stopped, death_text};
 use crate::launcher::plan::{Account, End, SpaceId};
 use crate::session::id::SessionId;
@@ -69,7 +69,7 @@ pub struct Session {
 
 #[derive(Debug)]
 struct Books {
-    state: State<Interpreter>,
+    state: State<Worker>,
     cells: u64,
     used: Instant,
     used_at: SystemTime,
@@ -145,7 +145,7 @@ impl Session {
     }
 
     /// Starts a cell of whoever holds `_turn`. An interpreter that died meanwhile is replaced, with a hint.
-    pub fn begin(&self, _turn: &Turn) -> Begun<Interpreter> {
+    pub fn begin(&self, _turn: &Turn) -> Begun<Worker> {
         let mut books = self.lock();
         let dead = match &books.state {
             State::Idle { interpreter } => interpreter.end(),
@@ -168,10 +168,10 @@ impl Session {
     }
 
     /// The cell is over. `None` when its interpreter was lost or could not be started.
-    pub fn finish(&self, interpreter: Option<Interpreter>) {
+    pub fn finish(&self, worker: Option<Worker>) {
         let mut books = self.lock();
         books.touch();
-        let unwanted = books.state.finish(interpreter);
+        let unwanted = books.state.finish(worker);
         drop(books);
         // Ends the sandbox, which is a packet to the launcher: not under the lock.
         drop(unwanted);
@@ -189,7 +189,7 @@ impl Session {
     }
 
     /// Ends the session if its interpreter waits for a cell and has died with its launcher.
-    fn close_if_lost(&self) -> Option<Interpreter> {
+    fn close_if_lost(&self) -> Option<Worker> {
         let mut books = self.lock();
         let is_lost = match &books.state {
             State::Idle { interpreter } => interpreter.end() == Some(End::LauncherGone),
@@ -211,6 +211,11 @@ impl Session {
     /// Tells a run that it is to stop.
     pub fn stop(&self) -> watch::Receiver<Option<Stopped>> {
         self.stop.subscribe()
+    }
+
+    /// Its names are gone, and the next reply says so.
+    pub fn note_loss(&self, why: &str) {
+        self.lock().hint.get_or_insert_with(|| format!("session was reset: {why}"));
     }
 
     /// The hint for the next reply, once.
@@ -274,7 +279,7 @@ impl Books {
         self.used_at = SystemTime::now();
     }
 
-    fn bury(&mut self, end: End) -> Option<Interpreter> {
+    fn bury(&mut self, end: End) -> Option<Worker> {
         match std::mem::replace(&mut self.state, State::Empty) {
             State::Idle { interpreter } => {
                 // A restart's hint says as much, and more.

@@ -21,6 +21,9 @@ const ZYGOTE_FORKS_MAX: u64 = 20_000;
 /// Makes an interpreter print the path of its own program.
 const PYTHON_QUESTION: [&str; 2] = ["-c", "import sys; print(sys.executable)"];
 const NODE_QUESTION: [&str; 2] = ["-p", "process.execPath"];
+/// Minor versions of Python 3 that are looked for, and how many beside the default one may become kernels.
+const MINORS: std::ops::Range<u32> = 8..30;
+const MORE_PYTHONS_MAX: usize = 4;
 /// How long a shim may take to answer.
 const SHIM_MAX: Duration = Duration::from_secs(10);
 
@@ -35,7 +38,9 @@ pub fn settings(config: &Config, search: &str) -> Settings {
         Some(_) => None,
         None => interpreter(search, &python, PYTHON_QUESTION),
     };
+    let default = python_env.as_ref().map(|env| env.join("bin/python3")).or_else(|| python_binary.clone());
     Settings {
+        more_pythons: more_pythons(search, default.as_deref()),
         uid: nix::unistd::getuid().as_raw(),
         gid: nix::unistd::getgid().as_raw(),
         state_dir: config.data_dir.join("launcher"),
@@ -61,6 +66,23 @@ pub fn settings(config: &Config, search: &str) -> Settings {
         no_namespaces: None,
         measure_forks: None,
     }
+}
+
+/// Every other `python3.N` on the search path, the newest first. An environment's is not the one its link leads to.
+fn more_pythons(search: &str, default: Option<&Path>) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = Vec::new();
+    for minor in MINORS.rev() {
+        for path in on_path(search, &format!("python3.{minor}")) {
+            let path = if is_script(&path) { ask(&path, PYTHON_QUESTION, SHIM_MAX) } else { Some(path) };
+            let Some(path) = path else { continue };
+            let is_known = |known: &Path| known.parent() == path.parent();
+            if !default.is_some_and(is_known) && !found.iter().any(|known| is_known(known)) {
+                found.push(path);
+            }
+        }
+    }
+    found.truncate(MORE_PYTHONS_MAX);
+    found
 }
 
 /// The first interpreter of this name on the search path, itself and not a shim: what a version manager puts there is a

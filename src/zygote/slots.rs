@@ -471,7 +471,7 @@ impl Books {
 /// Launches and warms one slot. `None` when that failed, which is logged here.
 async fn make(launcher: &dyn Launch, key: ShelfKey) -> Option<Interpreter> {
     let (space, profile) = key;
-    let plan = LaunchPlan { space, profile, origin: Origin::Warm, account: Account(0) };
+    let plan = LaunchPlan { space, profile, origin: Origin::Warm, account: Account(0), interpreter: 0 };
     match launcher.launch(plan).await {
         Ok(interpreter) => {
             let warmed = interpreter.warm_up(warm_source(profile)).await;

@@ -115,6 +115,11 @@ fn a_profile_that_is_not_there_and_one_that_does_not_exist_are_refused() {
     // This launcher was told of no Node.
     let node = LaunchPlan { profile: Profile::Node, ..strict(fresh_space()) };
     assert_eq!(launched(&stand, node).err(), Some(refused(Errno::NOENT)));
+    // Nor does it know so many kernels, and only a kernel has a choice.
+    for (profile, interpreter) in [(Profile::Kernel, 200), (Profile::Python, 1), (Profile::Files, 1)] {
+        let plan = LaunchPlan { profile, interpreter, ..strict(fresh_space()) };
+        assert_eq!(launched(&stand, plan).err(), Some(refused(Errno::NOENT)), "{profile:?} {interpreter}");
+    }
     let mut seat = stand.seat();
     let unknown = Profile::ALL.len() as u8;
     for (at, value) in [(24, unknown), (24, 255), (25, 2), (25, 255)] {
@@ -166,12 +171,12 @@ fn packets_of_a_wrong_size_or_with_reserved_bytes_set_are_refused() {
             packet.resize(length, 0);
             seat.send(&packet);
         }
-        for at in (1..8).chain(27..REQUEST_BYTES) {
+        for at in (1..8).chain(28..REQUEST_BYTES) {
             let mut packet = good(seat.next_seq());
             packet[at] = 1;
             seat.send(&packet);
         }
-        for code in [0, 4, 5, 127, 255] {
+        for code in [0, 5, 6, 127, 255] {
             let mut packet = good(seat.next_seq());
             packet[0] = code;
             seat.send(&packet);

@@ -9,7 +9,8 @@ use std::time::Duration;
 use caisson::launcher::plan::{SpaceId, Step};
 
 use crate::support::stand::fresh_space;
-use crate::support::{Guest, Stand, own_stand, proc, strict};
+use crate::support::{Guest, Stand, own_stand, proc, skip, strict};
+use crate::zygote_seat::with_false_zygotes;
 
 const GONE_MAX: Duration = Duration::from_secs(10);
 /// Ids of one daemon (src/launcher/leases.rs).
@@ -58,6 +59,76 @@ fn limit_descriptors(stand: &Stand, soft: i32) {
         .status()
         .expect("prlimit starts");
     assert!(status.success());
+}
+
+/// Lines about shells that were not made, and whether there were more than are written.
+fn not_made(stand: &Stand) -> (usize, bool) {
+    let log = stand.log();
+    (log.matches("shell not made").count(), log.contains("were not carried out than are written here"))
+}
+
+/// How often the launcher has woken up by itself or for somebody.
+fn wakings(stand: &Stand) -> u64 {
+    proc::status(stand.launcher)["voluntary_ctxt_switches"].parse().expect("a number")
+}
+
+/// What a launcher does about a shell that it cannot make: tells it once, and then waits for the next plan.
+fn assert_given_up(stand: &Stand, lines_max: usize) {
+    proc::until("a shell could not be made", GONE_MAX, || not_made(stand).0 > 0);
+    std::thread::sleep(Duration::from_millis(200));
+    let before = wakings(stand);
+    // Tried again every few milliseconds it would be hundreds.
+    std::thread::sleep(Duration::from_secs(2));
+    let woken = wakings(stand) - before;
+    let (lines, more) = not_made(stand);
+    assert!(woken < 60 && lines <= lines_max && !more, "{woken} wakings, {lines} lines, {more}");
+}
+
+#[test]
+fn a_shell_that_cannot_be_made_is_not_tried_again_before_the_next_plan() {
+    let stand = own_stand!(|settings| {
+        settings.zygotes_off = true;
+        settings.spaces_max = 1;
+    });
+    let mut witness = stand.guest(strict(fresh_space()));
+    for tries in 1..=2 {
+        let trouble = stand.launch(strict(fresh_space())).err().expect("one space there may be");
+        assert_eq!(trouble.step, Step::SpaceOpen);
+        assert_given_up(&stand, tries);
+    }
+    assert_eq!(witness.say("print(1)"), "1");
+}
+
+#[test]
+fn a_shell_whose_init_does_not_come_up_is_not_made_again_and_again() {
+    let policies = tempfile::tempdir().expect("a temporary directory");
+    let ours = concat!(env!("CARGO_MANIFEST_DIR"), "/policies/landlock.toml");
+    let rules = fs::read_to_string(ours).expect("ours");
+    let needed = "[[rule]]\npath = \"/opt/python/needed\"\naccess = \"read\"\nwhy = \"for this test\"\n";
+    fs::write(policies.path().join("landlock.toml"), format!("{needed}\n{rules}")).expect("our own");
+    let stand = with_false_zygotes("", |settings| {
+        let env = settings.python_env.as_ref().expect("it was made for this launcher");
+        fs::create_dir(env.join("needed")).expect("a directory of our own");
+        settings.zygotes_off = true;
+        // More than are on their way at once, however slow the machine: the number itself stops nothing.
+        settings.shells_ready = 16;
+        settings.policies_dir = Some(policies.path().to_owned());
+    });
+    let stand = match stand {
+        Ok(stand) => stand,
+        Err(reason) => return skip(&reason),
+    };
+    let mut witness = stand.guest(strict(fresh_space()));
+    assert_eq!(witness.say("print(1)"), "1");
+    // The witness and its init, and what waits.
+    proc::until("shells are ready", GONE_MAX, || children(&stand).len() >= 18);
+    // What an init must allow its guest is not there any more.
+    fs::remove_dir(stand.dir.join("env/needed")).expect("the stand's own");
+    let trouble = stand.launch(strict(fresh_space())).err().expect("its shell does not come up");
+    assert_eq!(trouble.step, Step::InitRuleset);
+    // Those that were on their way before the first was seen to fail.
+    assert_given_up(&stand, 10);
+    assert_eq!(witness.say("print(2)"), "2");
 }
 
 #[test]

@@ -83,8 +83,13 @@ impl Loop {
 
     fn confined(&mut self, daemon: &OwnedFd) -> io::Result<Duration> {
         self.settle()?;
-        let plan =
-            LaunchPlan { space: SPACE, profile: Profile::Python, origin: Origin::Warm, account: Account(0) };
+        let plan = LaunchPlan {
+            space: SPACE,
+            profile: Profile::Python,
+            origin: Origin::Warm,
+            account: Account(0),
+            interpreter: 0,
+        };
         let started = Instant::now();
         let request = Request::Launch { seq: self.seq_seen + 1, plan };
         packet::send(daemon, &request.encode(), &[])?;

@@ -1,4 +1,4 @@
-//! The AIO family: code execution, kernels, Node.js and their sessions, in two generations of one API.
+//! The AIO family: code execution, kernels, Node.js and their sessions, and files, in two generations of one API.
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -20,6 +20,12 @@ use crate::server::answer::{Envelope, json_sized};
 use crate::server::code::CodeInfo;
 use crate::server::front::panic_text;
 
+mod commands;
+mod files_answer;
+mod files_io;
+mod files_v1;
+mod files_v2;
+mod files_wire;
 mod jupyter;
 mod nodejs;
 pub(crate) mod refuse;
@@ -65,7 +71,7 @@ impl<S: Send + Sync> FromRequestParts<S> for PathId {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
         match Path::<String>::from_request_parts(parts, state).await {
             Ok(Path(id)) => Ok(PathId(id)),
-            Err(_) => Err(refuse::refused(StatusCode::NOT_FOUND, "Session id is not UTF-8", None)),
+            Err(_) => Err(refuse::refused(StatusCode::NOT_FOUND, "The id is not UTF-8", None)),
         }
     }
 }

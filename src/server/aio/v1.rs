@@ -7,6 +7,7 @@ use axum::response::Response;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::files_v1;
 use super::refuse::{Generation, InvalidBody, RefusedBody};
 use super::wire::{CodeInfoData, ExecuteDataV1, ExecuteRequest};
 use crate::engine::TenantId;
@@ -15,7 +16,12 @@ use crate::server::body::JsonBytes;
 use crate::server::{AppState, info};
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
-    OpenApiRouter::new().routes(routes!(execute)).routes(routes!(code_info)).merge(info::v1_routes())
+    OpenApiRouter::new()
+        .routes(routes!(execute))
+        .routes(routes!(code_info))
+        .merge(files_v1::routes())
+        .merge(info::v1_routes())
+        .merge(super::commands::v1_routes())
 }
 
 /// Run a cell. A failed cell is a 200 with `success: false`.

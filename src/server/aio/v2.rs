@@ -9,6 +9,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::PathId;
+use super::files_v2;
 use super::refuse::{self, Generation, InvalidBody, RefusedBody};
 use super::stream::{self, Format};
 use super::wire::{
@@ -27,7 +28,9 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(code_info))
         .routes(routes!(create_session, list_sessions, clear_sessions))
         .routes(routes!(get_session, delete_session))
+        .merge(files_v2::routes())
         .merge(info::v2_routes())
+        .merge(super::commands::v2_routes())
 }
 
 /// Run a cell. A failed cell is a 200 with `success: false`. With `Accept: text/event-stream` or

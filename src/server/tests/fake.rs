@@ -148,6 +148,7 @@ pub(super) fn hello() -> Hello {
             host_binary: "/usr/local/bin/node".to_owned(),
             ipykernel: None,
         }),
+        kernels: Vec::new(),
         accounts: vec!["sandbox".to_owned(), "nobody".to_owned()],
         warnings: vec!["KSM runs".to_owned(), "cannot write /proc/sys/user".to_owned()],
         warm: vec![Profile::Python],
@@ -165,8 +166,9 @@ impl CodeEngine for Fake {
     fn execute(&self, request: CellRequest) -> Pending<'_, Result<Execution, Refusal>> {
         self.asked.lock().unwrap().push(request.clone());
         Box::pin(async move {
-            if request.code == "sleep" {
-                tokio::time::sleep(Duration::from_millis(300)).await;
+            if let Some(times) = request.code.strip_prefix("sleep") {
+                let times = times.trim().parse().unwrap_or(1);
+                tokio::time::sleep(Duration::from_millis(300) * times).await;
             }
             run(&request)
         })

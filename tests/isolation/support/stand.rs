@@ -146,7 +146,7 @@ pub(crate) fn fresh_space() -> SpaceId {
 
 /// A fork of the bare zygote in `space`.
 pub(crate) fn plan(space: SpaceId) -> LaunchPlan {
-    LaunchPlan { space, profile: Profile::Python, origin: Origin::Warm, account: Account(0) }
+    LaunchPlan { space, profile: Profile::Python, origin: Origin::Warm, account: Account(0), interpreter: 0 }
 }
 
 /// An exec'd interpreter in `space`.
@@ -348,6 +348,21 @@ impl Stand {
         let seq = seat.next_seq();
         // A launcher that is gone has ended it.
         let _ = packet::send(&seat.socket, &Request::End { seq, sandbox }.encode(), &[]);
+    }
+
+    /// Interrupts a sandbox's interpreter; true when the launcher says that it is done.
+    pub(crate) fn interrupt(&self, sandbox: SandboxId) -> bool {
+        let mut seat = self.seat();
+        let seq = seat.next_seq();
+        seat.send(&Request::Interrupt { seq, sandbox }.encode());
+        let deadline = Instant::now() + scaled(ANSWER_MAX);
+        while let Some((reply, _)) = seat.reply(deadline.saturating_duration_since(Instant::now())) {
+            match reply {
+                Reply::Interrupted { seq: answered } if answered == seq => return true,
+                other => self.note(&other),
+            }
+        }
+        false
     }
 
     /// Waits for the launcher's word on a sandbox's end.

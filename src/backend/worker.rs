@@ -1,0 +1,153 @@
+//! What runs a line of cells: an interpreter in a sandbox of ours, or a kernel of an external Jupyter server.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::backend::endpoint::{Endpoint, EndpointError, RemoteKernel};
+use crate::backend::native::Native;
+use crate::engine::Refusal;
+use crate::harness::interpreter::{Cell, CellLimits, Interpreter, Provenance};
+use crate::harness::outcome::{CellOutcome, Stopped};
+use crate::launcher::plan::{End, LaunchPlan};
+
+/// Waits for a cell. Dropped, it ends what it stands for.
+#[derive(Debug)]
+pub enum Worker {
+    Local(Interpreter),
+    Remote(RemoteKernel),
+}
+
+/// A run that is over.
+#[derive(Debug)]
+pub struct Ran {
+    pub outcome: CellOutcome,
+    /// Present when it can take another cell.
+    pub worker: Option<Worker>,
+    /// The server has put another process in the kernel's place: earlier names are gone.
+    pub names_lost: bool,
+}
+
+impl Worker {
+    /// How it ended, if it did and somebody knows.
+    pub fn end(&self) -> Option<End> {
+        match self {
+            Worker::Local(interpreter) => interpreter.end(),
+            Worker::Remote(_) => None,
+        }
+    }
+
+    /// The launcher's record of its sandbox; a remote kernel has none.
+    pub fn provenance(&self) -> Option<Provenance> {
+        match self {
+            Worker::Local(interpreter) => Some(interpreter.provenance()),
+            Worker::Remote(_) => None,
+        }
+    }
+
+    pub async fn run(
+        self,
+        cell: Cell<'_>,
+        limits: &CellLimits,
+        stop: &mut watch::Receiver<Option<Stopped>>,
+    ) -> Ran {
+        match self {
+            Worker::Local(interpreter) => {
+                let ran = interpreter.run(cell, limits, stop).await;
+                let worker = ran.interpreter.map(Worker::Local);
+                Ran { outcome: ran.outcome, worker, names_lost: false }
+            }
+            Worker::Remote(kernel) => {
+                let ran = kernel.run(cell, limits, stop).await;
+                let worker = ran.kernel.map(Worker::Remote);
+                Ran { outcome: ran.outcome.cell, worker, names_lost: ran.outcome.names_lost }
+            }
+        }
+    }
+}
+
+/// Where a worker comes from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    Local(LaunchPlan),
+    /// A kernel of the endpoint; when that is gone, what `otherwise` says.
+    Remote {
+        kernel: String,
+        otherwise: Option<LaunchPlan>,
+    },
+}
+
+/// Why there is no worker. Nothing of the caller's ran.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotObtained {
+    Refused(Refusal),
+    /// The endpoint failed: an error of the execution, in these words.
+    Failed(String),
+}
+
+impl From<Refusal> for NotObtained {
+    fn from(refusal: Refusal) -> NotObtained {
+        NotObtained::Refused(refusal)
+    }
+}
+
+/// Gets workers.
+pub struct Workers {
+    pub native: Native,
+    pub endpoint: Option<Arc<Endpoint>>,
+}
+
+impl Workers {
+    /// Names of the endpoint's kernels, the default one first; none while there is no endpoint that answers.
+    pub async fn remote_kernels(&self) -> Vec<String> {
+        match &self.endpoint {
+            Some(endpoint) => endpoint.kernels().await,
+            None => Vec::new(),
+        }
+    }
+
+    /// A worker of its own for somebody, started in `cwd`.
+    pub async fn obtain(&self, source: &Source, cwd: Option<&str>) -> Result<Worker, NotObtained> {
+        let plan = match (source, &self.endpoint) {
+            (Source::Local(plan), _) => Some(*plan),
+            (Source::Remote { otherwise, .. }, None) => *otherwise,
+            (Source::Remote { kernel, otherwise }, Some(endpoint)) => {
+                match endpoint.start(Some(kernel), cwd).await {
+                    Ok(kernel) => return Ok(Worker::Remote(kernel)),
+                    Err(EndpointError::Unreachable) => *otherwise,
+                    Err(EndpointError::NotADirectory { cwd }) => {
+                        return Err(Refusal::NotADirectory { cwd }.into());
+                    }
+                    Err(EndpointError::UnknownKernel { name, available }) => {
+                        return Err(Refusal::UnknownKernel { name, available }.into());
+                    }
+                    Err(error @ (EndpointError::Start(_) | EndpointError::NotReady(_))) => {
+                        return Err(NotObtained::Failed(error.to_string()));
+                    }
+                }
+            }
+        };
+        let Some(plan) = plan else {
+            return Err(NotObtained::Failed(EndpointError::Unreachable.to_string()));
+        };
+        Ok(Worker::Local(self.native.obtain(plan, cwd).await?))
+    }
+}
+
+/// Runs one cell in a worker and throws it away. Dropping the future ends it: whoever asked for a one-off and
+/// went away wants nothing of it.
+pub async fn run_once(
+    worker: Worker,
+    cell: Cell<'_>,
+    limits: &CellLimits,
+    stop: &mut watch::Receiver<Option<Stopped>>,
+) -> CellOutcome {
+    let ran = worker.run(cell, limits, stop).await;
+    if let Some(worker) = ran.worker {
+        // Behind the answer's back: the packet to the launcher wakes it, and with two processors its tearing
+        // down would run beside our writing of the answer.
+        tokio::spawn(async move { drop(worker) });
+    }
+    ran.outcome
+}
