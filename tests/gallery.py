@@ -112,7 +112,9 @@ class Reference:
             if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
                 break
             page.take(message["msg_type"], message["content"])
-        reply = self.client.get_shell_msg(timeout=CELL_S)
+        reply = {"parent_header": {}}
+        while reply["parent_header"].get("msg_id") != asked:
+            reply = self.client.get_shell_msg(timeout=CELL_S)
         content = reply["content"]
         for payload in content.get("payload") or []:
             if payload["source"] == "page":
@@ -193,6 +195,7 @@ CHANCE = [
     (r"\b%s (ns|[µu]s|ms|s)\b" % NUMBER, "TIME"),
     (r"\bTIME ± TIME\b", "TIME"),
     (r"(CPU times: )[^\n]*|(Wall time: )[^\n]*", r"\1\2TIME"),
+    (r"The slowest run took [^\n]*\n", ""),
     (r"\d\d:\d\d<(\d\d:\d\d|\?), *[^\]]*", "PACE"),  # tqdm
     (r"in %s seconds" % NUMBER, "in TIME seconds"),
     (r"\b\d\d:\d\d:\d\d\b", "CLOCK"),

@@ -95,8 +95,12 @@ class Cells:
         self.assertEqual(got["order"], [["r", 3]])
         got = self.ok("for _ in range(20): display({'text/plain': 'y' * 1000000}, raw=True)")
         self.assertEqual([frame["event"] for frame in got["events"]], ["display"] * 14 + ["dropped"])
+
+    def test_an_error_that_is_too_large_is_cut(self):
         got = self.fails("raise ValueError('z' * 16000000)", "ValueError")
-        self.assertIn("dropped", [frame["event"] for frame in got["events"]])
+        self.assertEqual([frame["event"] for frame in got["events"]], ["error"])
+        self.assertIn("[cut by the harness: 15600000 characters left out]", got["error"]["evalue"])
+        self.assertLess(sum(map(len, got["error"]["traceback"])), 2_000_000)
         self.ok("'next'", "'next'")
 
     def test_a_forged_frame_hides_no_reply(self):
