@@ -145,7 +145,7 @@ def new_stream(fd, key, name, recorder):
     return Text(pipe, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True)
 
 
-def one_write_print(*args, sep=None, end=None, file=None, flush=False):
+def one_write_print(*args, sep=" ", end="\n", file=None, flush=False):
     # The built-in makes a write call for the text and one for the newline. Streams here are unbuffered, so that
     # would be two system calls and two wake-ups of the daemon a line; everything unusual goes to the built-in.
     if file is None and (sep is None or type(sep) is str) and (end is None or type(end) is str):
@@ -197,6 +197,11 @@ def safe_str(value):
         return "<unprintable %s object>" % type.__dict__["__name__"].__get__(type(value))
 
 
+def bare_error(exc):
+    """The `error` object of a frame with nothing that could fail in it."""
+    return '{"ename":%s,"evalue":"","traceback":[]}' % _quote(clean(type.__dict__["__name__"].__get__(type(exc)), 1000))
+
+
 def exit_code_text(exc):
     code = exc.code
     return "0" if code is None else safe_str(code)
@@ -239,6 +244,11 @@ def cut_middle(chunks):
     keep = 40
     cut = chunks[:keep] + ["[…]"] + chunks[-keep:] if len(chunks) > 2 * keep else chunks
     return [clean(chunk, TRACEBACK_CHARS_MAX // (2 * keep + 1)) for chunk in cut]
+
+
+def cut_error(name, evalue, lines):
+    """The fields of an error, fit for a frame."""
+    return {"ename": clean(name, 1000), "evalue": clean(evalue, EVALUE_CHARS_MAX), "traceback": cut_middle(lines)}
 
 
 def describe(exc):
@@ -323,9 +333,14 @@ class Session:
         return self.run(code, name, self.main.__dict__)
 
     def take_kernel(self):
-        """From now on this session's cells are a kernel's."""
-        self.kernel = build_kernel()
-        self.kernel.take_over(self)
+        """From now on this session's cells are a kernel's. Returns why they cannot be, as JSON, or None."""
+        try:
+            kernel = build_kernel()
+        except ImportError as exc:
+            return describe(ImportError("this interpreter has no kernel: %s" % exc))
+        kernel.take_over(self)
+        self.kernel = kernel
+        return None
 
     def kernel_cell(self, code, nonce):
         """The same as `cell` for a kernel, which publishes its outputs itself."""
@@ -494,42 +509,50 @@ def rouse(trace, profile, limit):
 
 
 class Requests:
-    """Request lines from descriptor 3."""
+    """Request lines from descriptor 3, and how far the one at hand has come: kept here, so that an exception in the
+    middle neither loses a request nor runs one twice."""
 
     def __init__(self):
-        self.parts = [b""]  # read so far; kept here, so that an exception in the middle loses nothing
+        self.parts = [b""]  # read so far
+        self.line, self.begun, self.frame = None, False, None
+        self.poll = _poll()
+        self.poll.register(REQUESTS, select_in)
 
     def next(self):
-        """The next request, or None at the end of the session."""
-        while True:
-            line = self.line()
-            if line is None:
-                return None
+        """The request at hand, or None at the end of the session."""
+        while self.line is not None or self.read_line():
             try:
-                request = _scan(line.decode("utf-8", "surrogatepass"), 0)[0]
+                request = _scan(self.line.decode("utf-8", "surrogatepass"), 0)[0]
             except (ValueError, StopIteration):
-                continue  # a cell read from the pipe and left a half
+                request = None  # a cell read from the pipe and left a half
             if type(request) is dict:
                 return request
+            self.finish()
+        return None
 
-    def line(self):
+    def finish(self):
+        self.line, self.begun, self.frame = None, False, None
+
+    def read_line(self):
+        """False at the end of the session."""
         parts = self.parts
         while parts[-1].find(10) < 0:
+            # Waited for apart from the reading: what a read returns is lost when a signal's handler raises as it wakes.
+            self.poll.poll()
             try:
                 data = _read(REQUESTS, 1 << 16)
             except BlockingIOError:
-                wait_for(REQUESTS, select_in)
                 continue
             except OSError as exc:
                 if exc.errno in GONE:
-                    return None
+                    return False
                 raise  # a guest's signal handler may well raise TimeoutError, which is an OSError
             if not data:
-                return None
+                return False
             parts.append(data)
         line, _, rest = b"".join(parts).partition(b"\n")
-        self.parts = [rest]
-        return line
+        self.parts, self.line = [rest], line
+        return True
 
 
 def answer(session, request):
@@ -540,11 +563,14 @@ def answer(session, request):
     if type(setup) is dict and type(setup.get("cwd")) is str:
         refused = enter(setup["cwd"])
     if not refused:
+        missing = None
         if request.get("kernel") is True and session.kernel is None:
-            session.take_kernel()
+            missing = session.take_kernel()
         if type(warm) is str:
             session.warm(warm)
-        if type(code) is str and session.kernel is not None:
+        if missing is not None:
+            error = missing
+        elif type(code) is str and session.kernel is not None:
             error = session.kernel_cell(code, quoted_nonce(request))
         elif type(code) is str:
             result, error = session.cell(code)
@@ -621,7 +647,7 @@ def build_kernel():
         spec = importlib.util.spec_from_file_location("caisson_kernel", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        _kernel = module.Kernel()
+        _kernel = module.Kernel(cut_error)
     return _kernel
 
 
@@ -644,9 +670,16 @@ def serve():
     if _access(_user_site, 0):
         add_user_site()
     requests = Requests()
-    while turn(session, requests):
-        pass
-    _exit(0)
+    while True:
+        try:
+            while turn(session, requests):
+                pass
+            _exit(0)
+        except BaseException:
+            pass  # of a signal handler, between two steps: the turn goes on where it was
+
+
+BROKEN_OFF = '{"ename":"RuntimeError","evalue":"a signal handler raised while the cell was ending","traceback":[]}'
 
 
 def turn(session, requests):
@@ -654,8 +687,14 @@ def turn(session, requests):
     request = insist(session, requests.next)
     if request is None:
         return False
-    frame = insist(session, answer, session, request)
-    insist(session, send, frame)
+    if requests.frame is None:
+        if requests.begun:
+            requests.frame = done(request, "null", BROKEN_OFF, "")
+        else:
+            requests.begun = True
+            requests.frame = insist(session, answer, session, request)
+    insist(session, send, requests.frame)
+    requests.finish()
     return True
 
 
@@ -701,11 +740,15 @@ def insist(session, step, *args):
     """Takes a step of the loop whatever a signal handler that a cell left behind raises in it."""
     while True:
         try:
-            return step(*args)
-        except BaseException as exc:
-            complain(session, exc)
-            if step is answer:  # the cell ran, or part of it: it must not run twice
-                step, args = done, (args[1], "null", describe(exc), "")
+            try:
+                return step(*args)
+            except BaseException as exc:
+                complain(session, exc)
+                if step is answer:  # the cell ran, or part of it: it must not run twice
+                    step, args = done, (args[1], "null", describe(exc), "")
+        except BaseException as exc:  # the handler again, while the first one was being told
+            if step is answer:
+                step, args = done, (args[1], "null", bare_error(exc), "")
 
 
 def complain(session, exc):

@@ -8,11 +8,15 @@ Building a shell changes much of the process (builtins, filters of warnings, the
 A zygote undoes that with `put_aside()`, so that native cells see no trace of it; `take_over()` does it again.
 """
 
+import asyncio
 import builtins
+import getpass
 import json
+import linecache
 import os
 import signal
 import sys
+import types
 import warnings
 
 INLINE = "module://matplotlib_inline.backend_inline"
@@ -22,25 +26,53 @@ NO_NETWORK = (
 )
 # pip would try for a minute to reach what is not there.
 PIP_ENVIRONMENT = {"PIP_RETRIES": "0", "PIP_DEFAULT_TIMEOUT": "1", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+UNFIT = (
+    "Message serialization failed with:\n%s\n"
+    "Supporting this message is deprecated in jupyter-client 7, please make sure your message is JSON-compliant"
+)
+# What pandas takes for its `display.max_columns` in a terminal and in a notebook.
+TERMINAL_COLUMNS, NOTEBOOK_COLUMNS = 0, 20
 # What one cell may publish, in bytes of its frames: below the daemon's bound for a cell, and enough for the daemon to
 # see that a cell passed its cap of characters.
 PUBLISHED_BYTES_MAX = 15_000_000
 
-_encode, _getpid = json.JSONEncoder().encode, os.getpid
+
+
+def pack_odd(value):
+    """What jupyter_client does with a value that JSON has no word for: times and bytes become strings."""
+    from jupyter_client.jsonutil import json_default
+
+    return json_default(value)
+
+
+_encode, _getpid = json.JSONEncoder(allow_nan=False, default=pack_odd).encode, os.getpid
+
+
+def pack(value):
+    """JSON as jupyter_client packs it, so that a bundle which a notebook takes is taken here."""
+    try:
+        return _encode(value)
+    except (TypeError, ValueError) as error:
+        from jupyter_client.jsonutil import json_clean
+
+        packed = _encode(json_clean(value))
+        warnings.warn(UNFIT % error, stacklevel=2)
+        return packed
 
 
 class Publisher:
     """Turns what the shell publishes into event frames."""
 
-    def __init__(self):
+    def __init__(self, cut_error):
+        self.events = dict(EVENTS, error=error_event(cut_error))
         self.nonce = self.send = self.recorder = None
         self.pid = -1
-        self.published = 0
+        self.published, self.dropped = 0, False
         self.failed = None  # the last error that was shown, as JSON
 
     def open(self, nonce, recorder, send):
         self.nonce, self.recorder, self.send = nonce, recorder, send
-        self.pid, self.published, self.failed = _getpid(), 0, None
+        self.pid, self.published, self.dropped, self.failed = _getpid(), 0, False, None
 
     def close(self):
         self.nonce = None
@@ -49,29 +81,29 @@ class Publisher:
         # A forked child has no cell of its own, and a thread may outlive its cell.
         if self.nonce is None or _getpid() != self.pid:
             return
-        event = EVENTS.get(kind)
+        event = self.events.get(kind)
         if event is None:
             return
         body = event(content)
         if kind == "error":
             self.failed = body
         frame = '\n{"nonce":%s,"event":%s}\n' % (self.nonce, body)
-        if self.published <= PUBLISHED_BYTES_MAX < self.published + len(frame):
-            self.published += len(frame)
-            frame = '\n{"nonce":%s,"event":"dropped"}\n' % self.nonce
-        elif self.published > PUBLISHED_BYTES_MAX:
-            return
-        else:
+        if self.published + len(frame) <= PUBLISHED_BYTES_MAX:
             self.published += len(frame)
             self.recorder.note("r", 1)
+        elif self.dropped:
+            return
+        else:
+            self.dropped = True
+            frame = '\n{"nonce":%s,"event":"dropped"}\n' % self.nonce
         self.send(frame.encode("ascii"))
 
 
 def bundle_event(name):
     def event(content):
         display_id = (content.get("transient") or {}).get("display_id")
-        more = "" if display_id is None else ',"id":%s' % _encode(str(display_id))
-        data, metadata = _encode(content.get("data") or {}), _encode(content.get("metadata") or {})
+        more = "" if display_id is None else ',"id":%s' % pack(str(display_id))
+        data, metadata = pack(content.get("data") or {}), pack(content.get("metadata") or {})
         return '"%s","data":%s,"metadata":%s%s' % (name, data, metadata, more)
 
     return event
@@ -81,10 +113,12 @@ def clear_event(content):
     return '"clear","wait":%s' % ("true" if content.get("wait") else "false")
 
 
-def error_event(content):
-    fields = {"ename": str(content["ename"]), "evalue": str(content["evalue"])}
-    fields["traceback"] = [str(line) for line in content["traceback"]]
-    return '"error","error":%s' % _encode(fields)
+def error_event(cut_error):
+    def event(content):
+        lines = [str(line) for line in content["traceback"]]
+        return '"error","error":%s' % pack(cut_error(str(content["ename"]), str(content["evalue"]), lines))
+
+    return event
 
 
 EVENTS = {
@@ -92,7 +126,6 @@ EVENTS = {
     "update_display_data": bundle_event("update"),
     "execute_result": bundle_event("result"),
     "clear_output": clear_event,
-    "error": error_event,
 }
 
 
@@ -122,6 +155,16 @@ def shell_classes(publisher):
                 publisher.publish(msg_or_type, content or {})
 
     class Shell(ZMQInteractiveShell):
+        @property
+        def db(self):
+            """In the guest's own home: the profile that the shell was built with is read-only."""
+            if self._db is None:
+                from IPython.external.pickleshare import PickleShareDB
+                from IPython.paths import get_ipython_dir
+
+                self._db = PickleShareDB(os.path.join(get_ipython_dir(), "profile_default", "db"))
+            return self._db
+
         def enable_gui(self, gui=None):
             """There is no event loop of a window system to join."""
 
@@ -159,7 +202,12 @@ class Surroundings:
 
 
 WATCHED_BUILTINS = ("display", "get_ipython", "__IPYTHON__", "_", "exit", "quit", "input", "print")
-WATCHED_SYS = ("displayhook", "excepthook", "ps1", "ps2", "ps3", "argv", "stdout", "stderr", "stdin", "last_exc")
+WATCHED_SYS = ("displayhook", "excepthook", "ps1", "ps2", "ps3", "argv", "stdout", "stderr", "stdin") + (
+    "last_type",
+    "last_value",
+    "last_traceback",
+    "last_exc",
+)
 
 
 def restore_names(module, names, values):
@@ -172,10 +220,9 @@ def restore_names(module, names, values):
 
 
 def pip_magic(shell):
-    def pip(line):
-        """Run pip, which has no network here."""
-        from IPython.core.magics.packaging import PackagingMagics
+    from IPython.core.magics.packaging import PackagingMagics
 
+    def pip(line):
         for name, value in PIP_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         PackagingMagics(shell).pip(line)
@@ -184,19 +231,78 @@ def pip_magic(shell):
         if wants_index and "--no-index" not in words and shell.user_ns.get("_exit_code"):
             print(NO_NETWORK, file=sys.stderr)
 
+    pip.__doc__ = PackagingMagics.pip.__doc__
     return pip
 
 
-class Kernel:
-    """One shell. Built once, taken over by at most one session."""
+def forbidden_input():
+    """`input` and `getpass` of a kernel whose client takes no questions."""
+    from ipykernel.kernelbase import Kernel as Asker
+
+    class Nobody:
+        _allow_stdin = False
+
+    return types.MethodType(Asker.raw_input, Nobody()), types.MethodType(Asker.getpass, Nobody())
+
+
+def path_of_kernel(path):
+    """The working directory behind the standard library: a cell's `random.py` does not hide Python's."""
+    path = [folder for folder in path if folder]
+    packages = [at for at, folder in enumerate(path) if os.path.basename(folder) in ("site-packages", "dist-packages")]
+    path.insert(packages[0] if packages else len(path), "")
+    return path
+
+
+def end_interrupts():
+    """One that comes now came too late: the cell is over."""
+    while True:
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            return
+        except KeyboardInterrupt:
+            pass
+
+
+def set_columns(before, now):
+    """pandas looks once, when it is imported, whether it is in a notebook, and a zygote imported it before."""
+    options = sys.modules.get("pandas._config.config")
+    registered = getattr(options, "_registered_options", {})
+    option = registered.get("display.max_columns")
+    if option is not None and option.defval == before:
+        registered["display.max_columns"] = option._replace(defval=now)
+        options.set_option("display.max_columns", now)
+
+
+class Replaced:
+    """Functions of modules that a kernel replaces, so that it can put them back."""
 
     def __init__(self):
-        self.publisher = Publisher()
+        self.before = []
+
+    def replace(self, module, name, value):
+        self.before.append((module, name, getattr(module, name)))
+        setattr(module, name, value)
+
+    def restore(self):
+        while self.before:
+            setattr(*self.before.pop())
+
+
+class Kernel:
+    """One shell. Built once, taken over by at most one session. `cut_error` keeps an error within a frame."""
+
+    def __init__(self, cut_error):
+        self.publisher = Publisher(cut_error)
         self.native = Surroundings()
         # Before anything is imported that looks for it.
         os.environ["MPLBACKEND"] = INLINE
         self.shell = self.build()
-        self.forbid_input()
+        # Names that emptying the module takes away as well and does not bring back.
+        names = self.shell.user_ns.items()
+        self.module_names = {name: value for name, value in names if name.startswith("__") or name == "_"}
+        self.cells, self.replaced = 0, Replaced()
+        self.input, self.getpass = forbidden_input()
+        builtins.input = self.input
         self.own = Surroundings()
 
     def build(self):
@@ -214,40 +320,32 @@ class Kernel:
         shell.displayhook.topic = b""
         shell.display_pub.topic = b""
         shell.register_magic_function(pip_magic(shell), magic_name="pip")
+        shell.extension_manager.load_extension("storemagic")
         return shell
-
-    def forbid_input(self):
-        from IPython.core.error import StdinNotImplementedError
-
-        def input(prompt=""):  # noqa: A001
-            raise StdinNotImplementedError("raw_input was called, but this frontend does not support input requests.")
-
-        def getpass(prompt="", stream=None, **more):
-            raise StdinNotImplementedError("getpass was called, but this frontend does not support input requests.")
-
-        self.input, self.getpass = input, getpass
-        builtins.input = input
 
     # --- in a zygote --------------------------------------------------------------------------------------------------
 
     def put_aside(self):
         """Leaves the process as if no shell had been built."""
         self.shell.reset(new_session=False)
-        self.shell.execution_count = 1
+        self.shell.user_ns.update(self.module_names)
+        self.shell.user_ns_hidden.update(self.module_names)
+        self.cells = 0
         self.shell.history_manager.reset()
+        for name in self.shell.compile._filename_map:
+            linecache.cache.pop(name, None)
         self.shell.compile._filename_map.clear()
         self.own = Surroundings()
         self.leave_inline()
-        self.close_loop()
+        # An event loop holds descriptors: each fork makes its own.
+        self.loop().close()
+        asyncio.set_event_loop_policy(None)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        set_columns(NOTEBOOK_COLUMNS, TERMINAL_COLUMNS)
+        self.replaced.restore()
         for cls in type(self.shell)._walk_mro():
             cls._instance = None
         self.native.restore()
-
-    def close_loop(self):
-        """An event loop holds descriptors: each fork makes its own."""
-        from IPython.core.async_helpers import get_asyncio_loop
-
-        get_asyncio_loop().close()
 
     def leave_inline(self):
         matplotlib = sys.modules.get("matplotlib")
@@ -263,15 +361,20 @@ class Kernel:
         own, here = self.own, Surroundings()
         own.sys = dict(own.sys, stdout=here.sys["stdout"], stderr=here.sys["stderr"], stdin=here.sys["stdin"])
         own.builtins["print"] = here.builtins["print"]
-        own.path = here.path
+        own.path = path_of_kernel(here.path)
         changed = {name: value for name, value in own.environment.items() if self.native.environment.get(name) != value}
         own.environment = dict(here.environment, **changed)
         own.restore()
         if "matplotlib.pyplot" in sys.modules:
             self.enter_inline()
+        set_columns(TERMINAL_COLUMNS, NOTEBOOK_COLUMNS)
+        self.replaced.replace(getpass, "getpass", self.getpass)
+        self.replace_debugger()
+        shell.starting_dir = os.getcwd()
+        shell.history_manager.dir_hist[:] = [shell.starting_dir]
         session.main = shell.user_module
-        # However the daemon was started: an interrupt is an exception of the cell.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # However the daemon was started: an interrupt reaches a cell, and only a cell.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def enter_inline(self):
@@ -281,21 +384,53 @@ class Kernel:
         from matplotlib_inline.backend_inline import configure_inline_support
 
         configure_inline_support(self.shell, INLINE)
+        # Of the rehearsals' figures: `%run` would draw one that nobody made.
+        sys.modules["matplotlib.pyplot"].draw_if_interactive.called = False
+
+    def replace_debugger(self):
+        """With the one of IPython, whose prompt is `input` and so an error at once."""
+        import pdb
+
+        from IPython.core import debugger
+
+        for module in (debugger, pdb):
+            self.replaced.replace(module, "Pdb", debugger.InterruptiblePdb)
+        self.replaced.replace(pdb, "set_trace", debugger.set_trace)
 
     # --- cells --------------------------------------------------------------------------------------------------------
 
     def cell(self, code, nonce, recorder, send):
         """Runs one cell. Returns its error as JSON; everything else has been published by then."""
         publisher, shell = self.publisher, self.shell
+        self.begin_cell()
         publisher.open(nonce, recorder, send)
         try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             result = shell.run_cell(code, store_history=True)
             self.show_pages()
         finally:
+            end_interrupts()
             publisher.close()
         if result.success and not shell._last_traceback_during_displayhook:
             return "null"
-        return (publisher.failed or error_event(self.unshown(result))).partition('"error":')[2]
+        return (publisher.failed or publisher.events["error"](self.unshown(result))).partition('"error":')[2]
+
+    def begin_cell(self):
+        """Numbers the cell as the daemon does, so that `Out[n]` is what was shown as n, and sets what ipykernel sets
+        for each cell anew."""
+        self.cells += 1
+        self.shell.execution_count = self.cells
+        history = self.shell.history_manager
+        for inputs in (history.input_hist_parsed, history.input_hist_raw):
+            inputs[self.cells :] = []
+            inputs.extend([""] * (self.cells - len(inputs)))
+        builtins.input, getpass.getpass = self.input, self.getpass
+        asyncio.set_event_loop(self.loop())
+
+    def loop(self):
+        from IPython.core.async_helpers import get_asyncio_loop
+
+        return get_asyncio_loop()
 
     def unshown(self, result):
         error = result.error_before_exec or result.error_in_exec

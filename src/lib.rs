@@ -9,6 +9,7 @@ pub mod run;
 pub mod server;
 
 pub mod backend;
+pub mod commands;
 pub mod engine;
 pub mod files;
 pub mod harness;

@@ -227,7 +227,7 @@ class Routes(unittest.TestCase):
 
     def test_a_kernel_that_dies_is_an_answer_and_its_session_starts_anew(self):
         self.run_ok("x = 1", session="dying")
-        answer = self.client.run("import os\nprint('last', flush=True)\nos._exit(3)", session="dying")
+        answer = self.client.run("import os, time\nprint('last', flush=True)\ntime.sleep(0.5)  # ipykernel sends from a thread of its own\nos._exit(3)", session="dying")
         self.assertEqual((answer.http, answer.status, answer.stdout), (200, "error", "last\n"), str(answer))
         self.assertTrue(answer.error.startswith("ProcessError"), str(answer))
         self.assertTrue(self.client.run("x", session="dying").error.startswith("NameError"))

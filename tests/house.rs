@@ -29,11 +29,31 @@ const LEANINGS: &[(&str, &[&str])] = &[
         &["engine", "launcher::client", "launcher::plan", "launcher::posture", "sys", "tenant", "zygote"],
     ),
     ("telemetry", &["config::LogFormat"]),
+    (
+        "commands",
+        &[
+            "engine",
+            "harness",
+            "inside::commands::frame",
+            "launcher::client",
+            "launcher::plan",
+            "launcher::posture",
+            "session::HOME_DIR",
+            "session::epoch_ms",
+            "session::id",
+            "store",
+            "tenant",
+            "zygote",
+        ],
+    ),
     ("config", &["engine", "launcher::plan", "launcher::posture", "policy", "telemetry"]),
     ("cli", &["config", "engine", "launcher::posture"]),
     ("doctor", &["config", "launcher::client", "launcher::plan", "launcher::posture", "policy"]),
     ("supervisor", &["cli", "config", "launcher", "policy", "server", "sys", "telemetry"]),
-    ("daemon", &["config", "engine", "files", "launcher::client", "server", "store", "sys", "tenant"]),
+    (
+        "daemon",
+        &["commands", "config", "engine", "files", "launcher::client", "server", "store", "sys", "tenant"],
+    ),
     ("run", &["config", "engine", "launcher", "store", "supervisor", "sys"]),
     // The rows of its tables are types of those who keep them there.
     (
@@ -120,6 +140,7 @@ const LEANINGS: &[(&str, &[&str])] = &[
         &[
             "server",
             "backend",
+            "commands",
             "config",
             "engine",
             "files",
@@ -137,7 +158,8 @@ const LEANINGS: &[(&str, &[&str])] = &[
 ];
 
 /// What any family may use: the engine, and what the server offers to all of them; never another of `FAMILIES`.
-const FAMILY: &[&str] = &["server", "config", "engine", "files", "session::id", "telemetry", "tenant"];
+const FAMILY: &[&str] =
+    &["server", "commands", "config", "engine", "files", "session::id", "telemetry", "tenant"];
 const FAMILIES: &[&str] = &["server::aio", "server::librechat", "server::mcp"];
 
 #[test]

@@ -35,8 +35,9 @@ START_S, STOP_S, PIP_S = 90, 20, 600
 CASES = "S01,S02,S03,S04,S05,S06,S07,S08,S09,S10,S11,S13,S20,S21,S23,S24,S26,S27"
 CANARY = "CAISSON_CANARY_API_KEY=k0123456789abcdef"
 NATIVE, KERNEL = {"AIO_CODE_BACKEND": "native"}, {"AIO_CODE_BACKEND": "auto"}
-FILE_PLANES = ("test_files_v1.py", "test_files_v2.py", "test_seed_walkthrough.py")
-FIRST_STAGE = "not later and not kernel and not jupyter and not pandas and not matplotlib and not auth and not "
+# What a daemon of root's does not show, and one of another account's.
+ROOTS, ACCOUNTS = " and not auth and not nonroot", " and not auth and not root"
+WITHOUT_KERNEL = "not kernel and not jupyter and not pandas and not matplotlib"
 
 processes = set()  # everything started and not yet ended, so that no way out leaves one behind
 processes_lock = threading.Lock()
@@ -226,11 +227,11 @@ class Suite:
         return passed, failed, ["    " + line for line in lines] + ["%s (%d s)" % (what, time.monotonic() - started)]
 
 
-def conformance(name, limit_s, selection, daemon_env=None, key=None, account=None, files=()):
+def conformance(name, limit_s, selection, daemon_env=None, key=None, account=None):
     suite = Suite(
         name, limit_s, daemon_env or {},
         lambda daemon: [os.path.join(CLIENTS, "bin/python3"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
-                        "--color=no", "-m", selection, *files],
+                        "--color=no", "-m", selection],
         pytest_counts, r"(FAILED|ERROR) ",
         env=lambda daemon: {"BASE_URL": daemon.url, "AIO_TEST_TIMEOUT": "90", **({"AIO_API_KEY": key} if key else {})},
         cwd=os.path.join(SHARED, "conformance/aio"))
@@ -255,6 +256,14 @@ def attacks(name, limit_s, only=None, skip="", extra=(), daemon_env=None):
                         "--api-key", "KEYA", "--other-key", "KEYB", "--canary-env", CANARY,
                         "--json", os.path.join(LOGS, name + ".json"), *chosen],
         attacks_counts, r"(ESCAPED|LEAKED|ERROR|error:|not judged) ?")
+
+
+def attacks_through_commands(name, limit_s):
+    """The same programs as commands, which a caller starts from a shell's seat and not an interpreter's."""
+    suite = attacks(name, limit_s)
+    argv = suite.argv
+    suite.argv = lambda daemon: [*argv(daemon)[:2], os.path.join(ROOT, "tests/attack_commands.py"), *argv(daemon)[3:]]
+    return suite
 
 
 def attacks_below(posture, lacks, escapes, account=None, tenants=2):
@@ -286,9 +295,11 @@ ORDINARY = 1234567
 def suites():
     all_of_them = [
         # The longest first, so that two at a time end together.
-        conformance("aio-native", 1200, FIRST_STAGE + ("nonroot" if IS_ROOT else "root")),
-        *([conformance("aio-account", 1200, FIRST_STAGE + "root", account=ORDINARY)] if IS_ROOT else []),
+        conformance("aio-native", 1200, WITHOUT_KERNEL + (ROOTS if IS_ROOT else ACCOUNTS)),
+        conformance("aio-kernel", 1200, "not native" + (ROOTS if IS_ROOT else ACCOUNTS), KERNEL),
+        *([conformance("aio-account", 1200, WITHOUT_KERNEL + ACCOUNTS, account=ORDINARY)] if IS_ROOT else []),
         attacks("attacks-v1", 1500),
+        attacks_through_commands("attacks-commands", 1500),
         attacks("attacks-kernel", 1500, daemon_env=KERNEL),
         attacks_below("root", ["--user-namespaces"], ESCAPES["root"]),
         attacks_below("userns", [], ESCAPES["userns"], account=ORDINARY),
@@ -296,9 +307,7 @@ def suites():
         attacks_below("process", ["--namespaces"], ESCAPES["process"], account=ORDINARY, tenants=1),
         cases("cases", NATIVE),
         cases("cases-kernel", KERNEL),
-        conformance("aio-kernel", 900, "(not later or jupyter or node) and not native and not auth and not " + ("nonroot" if IS_ROOT else "root"), KERNEL),
-        conformance("aio-files", 300, "not jupyter and not kernel and not " + ("nonroot" if IS_ROOT else "root"), files=FILE_PLANES),
-        conformance("aio-auth", 300, "auth and not later", {"AIO_API_KEY": "suite-key-0123456789"}, "suite-key-0123456789"),
+        conformance("aio-auth", 300, "auth", {"AIO_API_KEY": "suite-key-0123456789"}, "suite-key-0123456789"),
     ]
     if not IS_ROOT:
         print("skip: the attack corpus: its postures are made by root")

@@ -2,20 +2,16 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::timeout;
 
 use crate::engine::Refusal;
 use crate::harness::interpreter::{Interpreter, SetupFailed};
 use crate::launcher::plan::{Account, LaunchPlan, Origin};
 use crate::launcher::posture::Hello;
-use crate::zygote::Launch;
 use crate::zygote::slots::{SlotStats, Slots};
+use crate::zygote::{self, Launch};
 
-/// How long a request waits for a launcher that is being started again.
-const LAUNCHER_WAIT: Duration = Duration::from_secs(5);
 /// Longest working directory, in bytes: what the Linux kernel takes as a path.
 const CWD_BYTES_MAX: usize = 4095;
 
@@ -32,24 +28,7 @@ impl Native {
 
     /// What the launcher reported, once one is attached.
     pub async fn hello(&self) -> Result<Arc<Hello>, Refusal> {
-        let mut hello = self.launcher.hello();
-        let attached = async {
-            loop {
-                // Marked as seen before the look, so that an attachment in between is noticed.
-                let current = hello.borrow_and_update().clone();
-                if let Some(current) = current.filter(|_| self.launcher.is_attached()) {
-                    return Some(current);
-                }
-                hello.changed().await.ok()?;
-            }
-        };
-        match timeout(LAUNCHER_WAIT, attached).await {
-            Ok(Some(hello)) => Ok(hello),
-            _ => {
-                tracing::error!("no launcher came within {} s", LAUNCHER_WAIT.as_secs());
-                Err(Refusal::LaunchFailed)
-            }
-        }
+        zygote::attached(&*self.launcher).await.ok_or(Refusal::LaunchFailed)
     }
 
     /// What the launcher last reported, attached or not.

@@ -94,6 +94,15 @@ pub struct KernelSettings {
     pub prewarm: usize,
 }
 
+/// Limits of the command planes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CommandSettings {
+    pub sessions_max: usize,
+    pub session_idle: Duration,
+    /// Path of a bash inside the sandbox.
+    pub bash: Option<String>,
+}
+
 /// Everything that can grow, per sandbox, space or call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
@@ -141,6 +150,7 @@ pub struct Config {
     pub code_session_idle: Duration,
     pub code_prewarm: usize,
     pub kernel: KernelSettings,
+    pub commands: CommandSettings,
     /// The external Jupyter server that runs Python while it answers.
     pub jupyter_endpoint: Option<EndpointConfig>,
     pub slots_max: usize,

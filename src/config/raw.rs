@@ -135,6 +135,18 @@ pub(crate) struct Raw {
     #[config(env = "AIO_KERNEL_PREWARM", default = 0)]
     pub(crate) kernel_prewarm: u64,
 
+    /// The bash of commands, as a path inside the sandbox. Default: the first on its PATH.
+    #[config(env = "AIO_BASH_BIN")]
+    pub(crate) bash_bin: Option<String>,
+
+    /// Command sessions a tenant may have at once, and as many shells; one that is idle makes room for a new one.
+    #[config(env = "AIO_BASH_MAX_SESSIONS", default = 50)]
+    pub(crate) bash_sessions_max: u64,
+
+    /// Seconds without a command after which such a session is closed.
+    #[config(env = "AIO_BASH_SESSION_TIMEOUT_SECS", default = 3600)]
+    pub(crate) bash_session_idle_secs: u64,
+
     /// A Jupyter server that runs Python when it answers, such as http://127.0.0.1:8888; its token may
     /// stand in the query. None of our confinement holds there, and it serves one tenant only.
     #[config(env = "AIO_JUPYTER_ENDPOINT")]

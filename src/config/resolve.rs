@@ -10,8 +10,8 @@ use std::time::Duration;
 use super::keys::{self, ApiKey, WrittenKeys};
 use super::raw::{Raw, RawLimits};
 use super::{
-    ApiSurface, CodeBackend, Config, ConfigError, EndpointConfig, KernelSettings, Layers, Limits, LogFormat,
-    Surroundings,
+    ApiSurface, CodeBackend, CommandSettings, Config, ConfigError, EndpointConfig, KernelSettings, Layers,
+    Limits, LogFormat, Surroundings,
 };
 use crate::launcher::posture::Posture;
 
@@ -50,6 +50,11 @@ pub(super) fn resolve(layers: &Layers, env: Env<'_>, around: &Surroundings) -> R
             sessions_max: count("kernel_sessions_max", raw.kernel_sessions_max, 1..=100_000)?,
             session_idle: seconds("kernel_session_idle_secs", raw.kernel_session_idle_secs, 1..=31_536_000)?,
             prewarm: count("kernel_prewarm", raw.kernel_prewarm, 0..=1_000)?,
+        },
+        commands: CommandSettings {
+            sessions_max: count("bash_sessions_max", raw.bash_sessions_max, 1..=10_000)?,
+            session_idle: seconds("bash_session_idle_secs", raw.bash_session_idle_secs, 1..=31_536_000)?,
+            bash: bash_bin(raw.bash_bin)?,
         },
         jupyter_endpoint,
         slots_max: count("slots_max", raw.slots_max, 0..=10_000)?,
@@ -230,6 +235,16 @@ fn version(setting: &str, written: Option<String>) -> Result<Option<String>, Con
 /// Words of `code_backend`.
 const BACKENDS: [(&str, CodeBackend); 3] =
     [("auto", CodeBackend::Auto), ("native", CodeBackend::Native), ("kernel", CodeBackend::Kernel)];
+
+fn bash_bin(written: Option<String>) -> Result<Option<String>, ConfigError> {
+    match written {
+        Some(path) if !path.starts_with('/') || path.contains('\0') => Err(ConfigError::new(
+            format!("AIO_BASH_BIN: `{path}` is not an absolute path"),
+            "write the path that programs inside the sandbox see, such as /bin/bash",
+        )),
+        other => Ok(other),
+    }
+}
 
 fn log_level(written: String) -> Result<String, ConfigError> {
     match crate::telemetry::check_filter(&written) {

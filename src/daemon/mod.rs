@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::commands::{Commands, CommandsConfig};
 use crate::config::Config;
 use crate::engine::config::EngineConfig;
 use crate::engine::run::Engine;
@@ -78,15 +79,18 @@ async fn live(start: DaemonStart, control: OwnedFd, listeners: Vec<TcpListener>)
         tracing::warn!("{note}");
     }
     let tenants = Tenants::new(store.clone());
-    let engine = Engine::new(engine_config(&start), launcher.clone(), store);
+    let engine = Engine::new(engine_config(&start), launcher.clone(), store.clone());
     let files = Files::new(file_settings(&start), Arc::new(launcher.clone()), tenants);
+    let commands = Commands::new(commands_config(&start), Arc::new(launcher.clone()), store);
+    tokio::spawn(Commands::reap(Arc::downgrade(&commands)));
     tokio::select! {
         greeted = first_hello(&launcher) => greeted?,
         () = shutdown.cancelled() => return Ok(()),
     }
-    let state = AppState::new(Arc::new(start.config), Arc::new(Wired(Arc::clone(&engine))));
-    let state = state.with_files(files);
+    let wired = Arc::new(Wired(Arc::clone(&engine)));
+    let state = AppState::new(Arc::new(start.config), wired, Arc::clone(&commands)).with_files(files);
     serve(listeners, state, shutdown).await?;
+    commands.shutdown();
     engine.shutdown(STOP_MAX).await;
     Ok(())
 }
@@ -154,6 +158,19 @@ async fn keep_launcher(control: OwnedFd, client: Client, shutdown: CancellationT
 
 fn file_settings(start: &DaemonStart) -> FileSettings {
     FileSettings { default_user: start.config.default_user.clone(), daemon_account: start.account.clone() }
+}
+
+fn commands_config(start: &DaemonStart) -> CommandsConfig {
+    let config = &start.config;
+    CommandsConfig {
+        sessions_max: config.commands.sessions_max,
+        session_idle_max: config.commands.session_idle,
+        bash: config.commands.bash.clone(),
+        running_max: config.limits.cells_running_max,
+        memory_mib_max: config.limits.memory_bytes / (1024 * 1024),
+        default_user: config.default_user.clone(),
+        daemon_account: start.account.clone(),
+    }
 }
 
 fn engine_config(start: &DaemonStart) -> EngineConfig {

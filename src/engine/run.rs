@@ -656,7 +656,7 @@ fn record(
     AuditRecord {
         at_ms: epoch_ms(watch.at),
         tenant: request.tenant.clone(),
-        language: request.language,
+        ran: request.language.into(),
         session: id.map(ToString::to_string),
         status: outcome.ending.status(),
         duration_ms: u64::try_from(watch.since.elapsed().as_millis()).unwrap_or(u64::MAX),

@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-mod commands;
+pub mod commands;
 mod files;
 
 /// Exit code of a program that was not started as the launcher starts it.

@@ -50,11 +50,13 @@ enum Scalar {
     Text(String),
     /// Its strings and numbers; anything else in it is kept as what it is, without content.
     List(Vec<Scalar>),
+    /// An object whose values are strings or null.
+    TextMap(Vec<(String, Option<String>)>),
     Object,
 }
 
 /// Items of a list that are kept; a longer list is refused by whoever asked for it.
-const ITEMS_MAX: usize = 256;
+const ITEMS_MAX: usize = 1024;
 
 impl Scalar {
     fn noun(&self) -> &'static str {
@@ -64,7 +66,7 @@ impl Scalar {
             Scalar::Number(_) => "a number",
             Scalar::Text(_) => "a string",
             Scalar::List(_) => "a list",
-            Scalar::Object => "an object",
+            Scalar::TextMap(_) | Scalar::Object => "an object",
         }
     }
 }
@@ -197,7 +199,7 @@ impl Fields {
                 .collect(),
             _ => None,
         };
-        texts.or_else(|| self.mistyped(field, "type_error.list", "a list of strings, 256 at most", &value))
+        texts.or_else(|| self.mistyped(field, "type_error.list", "a list of strings, 1024 at most", &value))
     }
 
     /// A list of whole numbers.
@@ -216,6 +218,14 @@ impl Fields {
             _ => None,
         };
         integers.or_else(|| self.mistyped(field, "type_error.list", "a list of whole numbers", &value))
+    }
+
+    /// An object of strings; null stands for no value. In the order in which they were written.
+    pub(crate) fn text_map(&mut self, field: &'static str) -> Option<Vec<(String, Option<String>)>> {
+        match self.take(field)? {
+            Scalar::TextMap(entries) => Some(entries),
+            other => self.mistyped(field, "type_error.dict", "an object of strings", &other),
+        }
     }
 
     pub(crate) fn reject(&mut self, error: FieldError) {
@@ -393,8 +403,15 @@ impl<'de> Visitor<'de> for ScalarSeed {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Scalar, A::Error> {
-        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Scalar::Object)
+        let mut entries = Some(Vec::new());
+        while let Some(name) = map.next_key::<String>()? {
+            match map.next_value_seed(ItemSeed)? {
+                Scalar::Text(text) => drop(entries.as_mut().map(|entries| entries.push((name, Some(text))))),
+                Scalar::Null => drop(entries.as_mut().map(|entries| entries.push((name, None)))),
+                _ => entries = None,
+            }
+        }
+        Ok(entries.map_or(Scalar::Object, Scalar::TextMap))
     }
 }
 
@@ -506,6 +523,17 @@ mod tests {
     }
 
     #[test]
+    fn objects_of_strings_are_read_and_others_are_not() {
+        let body = br#"{"b": {"K": "v", "N": null}, "d": {"K": {}}}"#;
+        let mut fields = Fields::parse(body, &["b", "d"]).unwrap();
+        let entries = vec![("K".to_owned(), Some("v".to_owned())), ("N".to_owned(), None)];
+        assert_eq!(fields.text_map("b"), Some(entries));
+        assert_eq!(fields.text_map("d"), None);
+        let messages: Vec<String> = fields.into_errors().into_iter().map(|error| error.message).collect();
+        assert_eq!(messages, ["field `d` must be an object of strings, not an object"]);
+    }
+
+    #[test]
     fn lists_are_of_one_kind_and_not_endless() {
         let body = br#"{"a": ["x", "y"], "b": [1, -1], "c": ["x", [1]], "d": "alone", "e": [1.5]}"#;
         let mut fields = Fields::parse(body, &["a", "b", "c", "d", "e"]).unwrap();
@@ -515,7 +543,7 @@ mod tests {
         assert_eq!(fields.texts("d"), Some(vec!["alone".to_owned()]));
         assert_eq!(fields.integers("e"), None);
         assert_eq!(fields.into_errors().len(), 2);
-        let long = format!("{{\"a\": [{}]}}", vec!["1"; 300].join(","));
+        let long = format!("{{\"a\": [{}]}}", vec!["1"; 1_100].join(","));
         assert_eq!(Fields::parse(long.as_bytes(), &["a"]).unwrap().integers("a"), None);
     }
 

@@ -1,6 +1,7 @@
 //! What this daemon is and can do: health, capabilities, the sandbox as clients see it.
 #![forbid(unsafe_code)]
 
+use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
@@ -13,7 +14,7 @@ use super::answer::{self, Envelope, Refused};
 use super::fields::FieldError;
 use super::{AppState, aio, auth};
 use crate::config::Config;
-use crate::engine::Backends;
+use crate::engine::{Backends, TenantId};
 use crate::launcher::posture::{Hello, LayerReport, RuntimeReport};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -63,7 +64,7 @@ async fn root() -> Response {
         "hint": null,
         "name": "caisson",
         "version": VERSION,
-        "features": ["python", "javascript", "sessions", "files"],
+        "features": ["python", "javascript", "sessions", "files", "commands"],
         "endpoints": {
             "health": "/health",
             "openapi": "/openapi.json",
@@ -71,6 +72,7 @@ async fn root() -> Response {
             "info": "/v2/code/info",
             "sessions": "/v2/code/sessions",
             "files": "/v2/fs/list",
+            "commands": "/v2/commands",
             "capabilities": "/v1/capabilities",
         },
     });
@@ -153,11 +155,15 @@ async fn ping() -> Response {
     params(("refresh" = Option<bool>, Query, description = "Probe again")),
     responses((status = 200, body = Envelope<Value>), (status = 422, body = InvalidBody))
 )]
-async fn capabilities(State(state): State<AppState>, uri: Uri) -> Response {
+async fn capabilities(
+    State(state): State<AppState>,
+    Extension(tenant): Extension<TenantId>,
+    uri: Uri,
+) -> Response {
     if let Err(invalid) = check_refresh(uri.query()) {
         return invalid.answer(aio::refuse::Generation::V1);
     }
-    Envelope::ok(capabilities_body(&state)).into_response()
+    Envelope::ok(capabilities_body(&state, &tenant).await).into_response()
 }
 
 fn check_refresh(query: Option<&str>) -> Result<(), Invalid> {
@@ -177,8 +183,10 @@ fn check_refresh(query: Option<&str>) -> Result<(), Invalid> {
     }
 }
 
-fn capabilities_body(state: &AppState) -> Value {
+async fn capabilities_body(state: &AppState, tenant: &TenantId) -> Value {
     let hello = state.code().hello();
+    // Nothing, when it cannot be found out now.
+    let found = state.commands().found(tenant).await.unwrap_or_default();
     let files = [
         "native",
         "read",
@@ -200,8 +208,12 @@ fn capabilities_body(state: &AppState) -> Value {
     json!({
         "schema": CAPABILITIES_SCHEMA,
         "files": files,
-        "exec": { "shell": false, "bash": false, "pty": false },
-        "bins": { "bash": null, "sh": null, "ps": null, "powershell": null, "cmd": null },
+        "exec": {
+            "shell": found.bash.is_some() || found.sh.is_some(),
+            "bash": found.bash.is_some(),
+            "pty": found.bash.is_some() && found.terminal,
+        },
+        "bins": { "bash": found.bash, "sh": found.sh, "ps": found.ps, "powershell": null, "cmd": null },
         "code_interpreter": code_interpreter(hello.as_deref(), state.code().backends()),
         "isolation": isolation(hello.as_deref()),
         "browser": absent("browser"),
@@ -250,14 +262,14 @@ fn isolation(hello: Option<&Hello>) -> Value {
     get, path = "/v2/sandbox", tag = "info",
     responses((status = 200, body = Envelope<Value>))
 )]
-async fn v2_sandbox(State(state): State<AppState>) -> Response {
+async fn v2_sandbox(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
     let data = json!({
         "home_dir": HOME,
         "workspace_dir": HOME,
         "workspace": HOME,
         "version": VERSION,
         "detail": detail(state.code().hello().as_deref()),
-        "capabilities": capabilities_body(&state),
+        "capabilities": capabilities_body(&state, &tenant).await,
     });
     Envelope::ok(data).into_response()
 }
@@ -318,6 +330,11 @@ fn detail(hello: Option<&Hello>) -> Value {
             "tools": [
                 { "name": "python", "description": "Python 3, with state between cells" },
                 { "name": "javascript", "description": "Node.js, with state between cells" },
+            ],
+        }, {
+            "category": "commands",
+            "tools": [
+                { "name": "bash", "description": "Shell commands, each a process of its own; a shell that keeps its state" },
             ],
         }],
     })

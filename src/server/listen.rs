@@ -15,23 +15,34 @@ use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use super::auth::Known;
+use super::crowd::{Crowd, Place};
 use super::patience::{Patient, Phase};
 use super::{App, AppState, app};
 
-/// Connections at once; further ones wait in the kernel's queue.
-const CONNECTIONS_MAX: usize = 4096;
-/// Longest a request head may take to arrive.
-pub(super) const HEAD_READ_MAX: Duration = Duration::from_secs(10);
-/// How long a connection is kept for its next request, once one came with a key. Longer than clients and the usual proxies keep
-/// theirs (a minute at most), so that it is the client who closes: closing under a request on its way would be an
-/// error that nobody may repeat.
-const KEEP_ALIVE_MAX: Duration = Duration::from_secs(75);
+/// What connections are held to.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Bounds {
+    /// Connections at once. When more come, [`Crowd`] looks for one that makes room; the rest waits, one at each
+    /// listener and then in the kernel's queue.
+    pub(super) connections_max: usize,
+    /// Longest a request head may take to arrive.
+    pub(super) head_read_max: Duration,
+    /// How long a connection is kept for its next request, once one came with a key. Longer than clients and the usual
+    /// proxies keep theirs (a minute at most), so that it is the client who closes: closing under a request on its way
+    /// would be an error that nobody may repeat.
+    pub(super) keep_alive_max: Duration,
+}
+
+pub(super) const BOUNDS: Bounds = Bounds {
+    connections_max: 4096,
+    head_read_max: Duration::from_secs(10),
+    keep_alive_max: Duration::from_secs(75),
+};
 /// Largest request head, in bytes.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// How long running requests may go on after the signal to stop.
@@ -47,6 +58,8 @@ type Builder = auto::Builder<TokioExecutor>;
 struct Shared {
     app: App,
     builder: Builder,
+    bounds: Bounds,
+    crowd: Arc<Crowd>,
     /// Ends connections that outlived [`DRAIN_MAX`].
     cut: CancellationToken,
 }
@@ -57,14 +70,28 @@ pub async fn serve(
     state: AppState,
     shutdown: CancellationToken,
 ) -> io::Result<()> {
+    serve_within(BOUNDS, listeners, state, shutdown).await
+}
+
+/// As [`serve`], with bounds of the caller's choice.
+pub(super) async fn serve_within(
+    bounds: Bounds,
+    listeners: Vec<std::net::TcpListener>,
+    state: AppState,
+    shutdown: CancellationToken,
+) -> io::Result<()> {
     let listeners = adopt(listeners, &state)?;
     let graceful = Arc::new(GracefulShutdown::new());
-    let shared =
-        Arc::new(Shared { app: app(state.clone()), builder: builder(), cut: CancellationToken::new() });
-    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let shared = Arc::new(Shared {
+        app: app(state.clone()),
+        builder: builder(bounds.keep_alive_max),
+        bounds,
+        crowd: Arc::new(Crowd::new(bounds.connections_max)),
+        cut: CancellationToken::new(),
+    });
     let mut accepting = JoinSet::new();
     for listener in listeners {
-        accepting.spawn(accept(listener, Arc::clone(&shared), Arc::clone(&graceful), Arc::clone(&permits)));
+        accepting.spawn(accept(listener, Arc::clone(&shared), Arc::clone(&graceful)));
     }
     shutdown.cancelled().await;
     state.lifecycle().drain();
@@ -101,24 +128,21 @@ fn adopt(listeners: Vec<std::net::TcpListener>, state: &AppState) -> io::Result<
     listeners.into_iter().map(adopt_one).collect()
 }
 
-fn builder() -> Builder {
+fn builder(keep_alive_max: Duration) -> Builder {
     // Not HTTP/2: without TLS no client asks for it, and its connections have no end of their own.
     let mut builder = Builder::new(TokioExecutor::new()).http1_only();
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(KEEP_ALIVE_MAX).max_buf_size(HEAD_BYTES_MAX);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(keep_alive_max).max_buf_size(HEAD_BYTES_MAX);
     builder
 }
 
-async fn accept(
-    listener: TcpListener,
-    shared: Arc<Shared>,
-    graceful: Arc<GracefulShutdown>,
-    permits: Arc<Semaphore>,
-) {
+async fn accept(listener: TcpListener, shared: Arc<Shared>, graceful: Arc<GracefulShutdown>) {
     loop {
-        let permit = Arc::clone(&permits).acquire_owned().await.expect("nobody closes this semaphore");
         match listener.accept().await {
             Ok((stream, _)) => {
-                tokio::spawn(connection(stream, Arc::clone(&shared), graceful.watcher(), permit));
+                let phase = Phase::new();
+                // Accepted first: only when somebody is there has anybody to make room.
+                let place = shared.crowd.admit(phase.clone()).await;
+                tokio::spawn(connection(stream, phase, Arc::clone(&shared), graceful.watcher(), place));
             }
             Err(error) => {
                 tracing::warn!(%error, "failed to accept a connection");
@@ -128,10 +152,9 @@ async fn accept(
     }
 }
 
-async fn connection(stream: TcpStream, shared: Arc<Shared>, watcher: Watcher, _permit: OwnedSemaphorePermit) {
+async fn connection(stream: TcpStream, phase: Phase, shared: Arc<Shared>, watcher: Watcher, place: Place) {
     // Answers are whole when they are written: waiting for more only adds delay.
     let _ = stream.set_nodelay(true);
-    let phase = Phase::default();
     let (begun, ended) = (phase.clone(), phase.clone());
     let service = shared
         .app
@@ -145,11 +168,12 @@ async fn connection(stream: TcpStream, shared: Arc<Shared>, watcher: Watcher, _p
             response
         });
     let service = TowerToHyperService::new(service);
-    let stream = TokioIo::new(Patient::new(stream, phase, HEAD_READ_MAX));
+    let stream = TokioIo::new(Patient::new(stream, phase, shared.bounds.head_read_max));
     let connection = shared.builder.serve_connection(stream, service).into_owned();
     tokio::select! {
         ended = watcher.watch(connection) => log_end(ended),
         () = shared.cut.cancelled() => {}
+        () = place.taken_back() => tracing::debug!("connection of a stranger closed to make room"),
     }
 }
 

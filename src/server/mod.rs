@@ -20,6 +20,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 
+use crate::commands::Commands;
 use crate::config::Config;
 use crate::files::Files;
 
@@ -28,6 +29,7 @@ mod answer;
 mod auth;
 mod body;
 pub mod code;
+mod crowd;
 mod fields;
 mod front;
 mod guard;
@@ -53,6 +55,7 @@ pub struct AppState(Arc<Inner>);
 struct Inner {
     config: Arc<Config>,
     code: Arc<dyn CodeEngine>,
+    commands: Arc<Commands>,
     keyring: auth::Keyring,
     guard: Option<guard::Guard>,
     /// Absent in tests of the other planes.
@@ -62,12 +65,13 @@ struct Inner {
 }
 
 impl AppState {
-    pub fn new(config: Arc<Config>, code: Arc<dyn CodeEngine>) -> AppState {
+    pub fn new(config: Arc<Config>, code: Arc<dyn CodeEngine>, commands: Arc<Commands>) -> AppState {
         let keyring = auth::Keyring::new(&config.api_keys);
         let guard = keyring.is_open().then(|| guard::Guard::new(&config));
         let documents = openapi::Documents::of(routes(&config).into_openapi());
         let lifecycle = Lifecycle::default();
-        AppState(Arc::new(Inner { config, code, keyring, guard, files: None, lifecycle, documents }))
+        let inner = Inner { config, code, commands, keyring, guard, files: None, lifecycle, documents };
+        AppState(Arc::new(inner))
     }
 
     /// Adds the file planes, before anybody else has this state.
@@ -86,6 +90,10 @@ impl AppState {
 
     pub(crate) fn files(&self) -> Option<&Arc<Files>> {
         self.0.files.as_ref()
+    }
+
+    pub(crate) fn commands(&self) -> &Commands {
+        &self.0.commands
     }
 
     /// The engine for work that outlives its handler.

@@ -9,33 +9,83 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
 /// Where a connection is; told by whoever takes its requests.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Phase(Arc<AtomicU8>);
+#[derive(Clone, Debug)]
+pub(super) struct Phase(Arc<Mutex<State>>);
 
-const HEAD: u8 = 0;
-const BUSY: u8 = 1;
-const WAITING: u8 = 2;
-/// As `Waiting`, for a peer that has not shown a key: no longer than for a head.
-const WAITING_FOR_STRANGER: u8 = 3;
+#[derive(Debug)]
+struct State {
+    stage: Stage,
+    since: Instant,
+    /// The peer has shown a key.
+    is_known: bool,
+}
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Stage {
+    Head,
+    Busy,
+    Waiting,
+    /// As `Waiting`, for a peer that has not shown a key: no longer than for a head.
+    WaitingForStranger,
+}
 
 impl Phase {
+    pub(super) fn new() -> Phase {
+        Phase(Arc::new(Mutex::new(State { stage: Stage::Head, since: Instant::now(), is_known: false })))
+    }
+
     /// A request's head is there.
     pub(super) fn begin(&self) {
-        self.0.store(BUSY, Ordering::Relaxed);
+        self.state().enter(Stage::Busy);
     }
 
     /// Its answer is made; what is read next is the next head.
     pub(super) fn end(&self, is_known: bool) {
-        self.0.store(if is_known { WAITING } else { WAITING_FOR_STRANGER }, Ordering::Relaxed);
+        let mut state = self.state();
+        state.is_known |= is_known;
+        state.enter(if is_known { Stage::Waiting } else { Stage::WaitingForStranger });
+    }
+
+    /// Since when a peer that never showed a key has had no request on its way here, nor one being answered. A head
+    /// that comes byte by byte is as quiet as one that does not come.
+    pub(super) fn quiet_stranger_since(&self) -> Option<Instant> {
+        let state = self.state();
+        (!state.is_known && state.stage != Stage::Busy).then_some(state.since)
+    }
+
+    /// The stage after a read; true when the next head has begun with it, and its limit with that.
+    fn on_read(&self, has_read: bool) -> (Stage, bool) {
+        let mut state = self.state();
+        let begins = match state.stage {
+            Stage::Waiting => has_read,
+            // Its limit begins with the wait.
+            Stage::WaitingForStranger => true,
+            Stage::Head | Stage::Busy => false,
+        };
+        if begins {
+            state.enter(Stage::Head);
+        }
+        (state.stage, begins)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Whole after every statement that holds it.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn enter(&mut self, stage: Stage) {
+        self.stage = stage;
+        self.since = Instant::now();
     }
 }
 
@@ -65,14 +115,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
         let before = buffer.filled().len();
         let polled = Pin::new(&mut this.stream).poll_read(context, buffer);
         let has_read = buffer.filled().len() > before;
-        let goes_on = |from: u8| {
-            this.phase.0.compare_exchange(from, HEAD, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        };
-        if has_read && goes_on(WAITING) || goes_on(WAITING_FOR_STRANGER) {
-            this.deadline.as_mut().reset(tokio::time::Instant::now() + this.head_max);
+        let (stage, begins) = this.phase.on_read(has_read);
+        if begins {
+            this.deadline.as_mut().reset(Instant::now() + this.head_max);
         }
-        let in_head = this.phase.0.load(Ordering::Relaxed) == HEAD;
-        if polled.is_pending() && in_head && this.deadline.as_mut().poll(context).is_ready() {
+        if polled.is_pending() && stage == Stage::Head && this.deadline.as_mut().poll(context).is_ready() {
             return Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut)));
         }
         polled
@@ -115,7 +162,7 @@ mod tests {
 
     fn connection() -> (DuplexStream, Patient<DuplexStream>, Phase) {
         let (peer, ours) = duplex(1024);
-        let phase = Phase::default();
+        let phase = Phase::new();
         (peer, Patient::new(ours, phase.clone(), HEAD_MAX), phase)
     }
 

@@ -159,7 +159,7 @@ mod tests {
         AuditRecord {
             at_ms,
             tenant: TenantId("a".to_owned()),
-            language: Language::Python,
+            ran: Language::Python.into(),
             session: Some("s".to_owned()),
             status: Status::Ok,
             duration_ms: 1,

@@ -224,7 +224,7 @@ mod tests {
         AuditRecord {
             at_ms: 1,
             tenant: tenant("a"),
-            language: Language::Python,
+            ran: Language::Python.into(),
             session: None,
             status: Status::Ok,
             duration_ms: 2,

@@ -161,7 +161,7 @@ fn audit(connection: &Connection, record: &AuditRecord) -> rusqlite::Result<()> 
         .execute(params![
             signed(record.at_ms),
             record.tenant.0,
-            record.language.name(),
+            record.ran.name(),
             record.session,
             status_name(record.status),
             signed(record.duration_ms),

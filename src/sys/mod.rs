@@ -8,3 +8,4 @@ pub mod process;
 pub mod raw;
 pub mod reactor;
 pub mod stage;
+pub mod terminal;

@@ -65,6 +65,13 @@ impl Admission {
         Ok(Place { _all: of_all, _tenant: of_tenant })
     }
 
+    /// A place now, or none: for what may run without an end, and whose turn might never come.
+    pub fn try_admit(&self, tenant: &TenantId) -> Option<Place> {
+        let of_tenant = Arc::clone(&self.gate_of(tenant).places).try_acquire_owned().ok()?;
+        let of_all = Arc::clone(&self.all.places).try_acquire_owned().ok()?;
+        Some(Place { _all: of_all, _tenant: of_tenant })
+    }
+
     /// Lets nothing in any more.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
@@ -148,6 +155,19 @@ mod tests {
         assert!(third.is_err(), "waits");
         assert!(admission.admit(&tenant("b")).await.is_ok());
         assert_eq!((admission.running(), admission.waiting()), (2, 0));
+    }
+
+    #[tokio::test]
+    async fn who_cannot_wait_gets_a_place_now_or_none() {
+        let admission = admission();
+        let _one = admission.try_admit(&tenant("a")).expect("room");
+        let two = admission.try_admit(&tenant("a")).expect("room");
+        assert!(admission.try_admit(&tenant("a")).is_none(), "the tenant's share");
+        let _three = admission.try_admit(&tenant("b")).expect("room");
+        assert!(admission.try_admit(&tenant("b")).is_none(), "everybody's");
+        drop(two);
+        assert!(admission.try_admit(&tenant("a")).is_some());
+        assert_eq!(admission.running(), 2);
     }
 
     #[tokio::test]

@@ -4,6 +4,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 
@@ -19,6 +20,29 @@ pub type Launching<'a> = Pin<Box<dyn Future<Output = Result<Interpreter, LaunchE
 
 /// A launch of a sandbox whose program speaks something else than the harness's protocol.
 pub type Opening<'a> = Pin<Box<dyn Future<Output = Result<Sandbox, LaunchError>> + Send + 'a>>;
+
+/// How long a request waits for a launcher that is being started again.
+pub const LAUNCHER_WAIT: Duration = Duration::from_secs(5);
+
+/// What the launcher reported, once one is attached; `None` when none came.
+pub async fn attached(launcher: &dyn Launch) -> Option<Arc<Hello>> {
+    let mut hello = launcher.hello();
+    let attached = async {
+        loop {
+            // Marked as seen before the look, so that an attachment in between is noticed.
+            let current = hello.borrow_and_update().clone();
+            if let Some(current) = current.filter(|_| launcher.is_attached()) {
+                return Some(current);
+            }
+            hello.changed().await.ok()?;
+        }
+    };
+    let found = tokio::time::timeout(LAUNCHER_WAIT, attached).await.ok().flatten();
+    if found.is_none() {
+        tracing::error!("no launcher came within {} s", LAUNCHER_WAIT.as_secs());
+    }
+    found
+}
 
 /// Turns plans into interpreters: the launcher's client, or a fake in tests.
 pub trait Launch: Send + Sync + 'static {

@@ -70,13 +70,14 @@ class Harness:
                 self.stderr += data
 
     def call(self, code=None, seconds=20, **more):
-        """One request and its done frame, with `stdout` and `stderr` as read until then."""
+        """One request and its done frame, with `stdout`, `stderr` and `events`, its other frames, as read until then."""
         self.count += 1
         nonce = "n%d" % self.count
         request = dict(more, nonce=nonce, timeout_ms=30000)
         if code is not None:
             request["code"] = code
         self.stdout = self.stderr = b""
+        self.published = []
         data = json.dumps(request).encode() + b"\n"
         while data:
             data = data[os.write(self.req, data) :]
@@ -95,6 +96,7 @@ class Harness:
         self.drain(self.out)
         self.drain(self.err)
         frame["stdout"] = self.stdout.decode("utf-8", "replace")
+        frame["events"] = self.published
         frame["stderr"] = self.stderr.decode("utf-8", "replace")
         return frame
 
@@ -114,8 +116,11 @@ class Harness:
                 frame = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(frame, dict) and frame.get("nonce") == nonce and frame.get("event") == "done":
+            if not isinstance(frame, dict) or frame.pop("nonce", None) != nonce:
+                continue
+            if frame.get("event") == "done":
                 return frame
+            self.published.append(frame)
         return None
 
     def close(self):

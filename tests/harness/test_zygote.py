@@ -40,11 +40,11 @@ class Fork(Harness):
             os.close(fd)
 
 
-class Zygote(unittest.TestCase):
+class Served(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.mkdtemp()
-        for name in ("harness.py", "zygote.py"):
+        for name in ("harness.py", "kernel.py", "zygote.py"):
             shutil.copy(os.path.join(TOP, "harness", name), cls.folder)
         target = os.path.join(cls.folder, "libcaisson.so")
         subprocess.run(["cc", "-shared", "-fPIC", "-o", target, os.path.join(HERE, "fake_caisson.c")], check=True)
@@ -77,6 +77,8 @@ class Zygote(unittest.TestCase):
         self.assertTrue(hello, process.stderr.read() if not hello else "")
         return channel, json.loads(hello)
 
+
+class Zygote(Served):
     def test_forks_are_ordinary_sessions(self):
         channel, hello = self.serve("python")
         self.assertEqual((hello["profile"], hello["loaded"], hello["warnings"]), ("python", [], []))

@@ -9,7 +9,8 @@ use std::time::Duration;
 use caisson::launcher::plan::{SpaceId, Step};
 
 use crate::support::stand::fresh_space;
-use crate::support::{Guest, Stand, own_stand, proc, strict};
+use crate::support::{Guest, Stand, own_stand, proc, skip, strict};
+use crate::zygote_seat::with_false_zygotes;
 
 const GONE_MAX: Duration = Duration::from_secs(10);
 /// Ids of one daemon (src/launcher/leases.rs).
@@ -100,23 +101,34 @@ fn a_shell_that_cannot_be_made_is_not_tried_again_before_the_next_plan() {
 
 #[test]
 fn a_shell_whose_init_does_not_come_up_is_not_made_again_and_again() {
-    let stand = own_stand!(|settings| {
+    let policies = tempfile::tempdir().expect("a temporary directory");
+    let ours = concat!(env!("CARGO_MANIFEST_DIR"), "/policies/landlock.toml");
+    let rules = fs::read_to_string(ours).expect("ours");
+    let needed = "[[rule]]\npath = \"/opt/python/needed\"\naccess = \"read\"\nwhy = \"for this test\"\n";
+    fs::write(policies.path().join("landlock.toml"), format!("{needed}\n{rules}")).expect("our own");
+    let stand = with_false_zygotes("", |settings| {
+        let env = settings.python_env.as_ref().expect("it was made for this launcher");
+        fs::create_dir(env.join("needed")).expect("a directory of our own");
         settings.zygotes_off = true;
-        settings.shells_ready = 3;
+        // More than are on their way at once, however slow the machine: the number itself stops nothing.
+        settings.shells_ready = 16;
+        settings.policies_dir = Some(policies.path().to_owned());
     });
-    let space = fresh_space();
-    let mut witness = stand.guest(strict(space));
+    let stand = match stand {
+        Ok(stand) => stand,
+        Err(reason) => return skip(&reason),
+    };
+    let mut witness = stand.guest(strict(fresh_space()));
     assert_eq!(witness.say("print(1)"), "1");
-    std::thread::sleep(Duration::from_millis(500));
-    // Enough for the launcher, and too few for an init, which parks its own above that.
-    limit_descriptors(&stand, 64);
-    // Its shell is there; the next one is to be made.
-    let _ = stand.launch(strict(space));
-    assert_given_up(&stand, 3);
-    limit_descriptors(&stand, 1024);
-    let mut next = stand.guest(strict(space));
-    assert_eq!(next.say("print(2)"), "2");
-    assert_eq!(witness.say("print(3)"), "3");
+    // The witness and its init, and what waits.
+    proc::until("shells are ready", GONE_MAX, || children(&stand).len() >= 18);
+    // What an init must allow its guest is not there any more.
+    fs::remove_dir(stand.dir.join("env/needed")).expect("the stand's own");
+    let trouble = stand.launch(strict(fresh_space())).err().expect("its shell does not come up");
+    assert_eq!(trouble.step, Step::InitRuleset);
+    // Those that were on their way before the first was seen to fail.
+    assert_given_up(&stand, 10);
+    assert_eq!(witness.say("print(2)"), "2");
 }
 
 #[test]

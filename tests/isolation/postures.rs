@@ -3,16 +3,19 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use caisson::launcher::leases::Leases;
 use caisson::launcher::plan::{Account, LaunchPlan, Profile};
 use caisson::launcher::posture::Posture;
 
 use crate::support::guest::STUBBORN;
 use crate::support::service::{Service, Who};
 use crate::support::stand::{Lack, ORDINARY, fresh_dir, fresh_space, text};
-use crate::support::{CAISSON, Guest, Stand, missing, plan, proc, skip, strict};
+use crate::support::{CAISSON, Guest, Stand, common_stand, missing, plan, proc, skip, strict};
+use crate::zygote_seat::tries;
 
 /// How long the kernel may take to end a tree on a busy machine.
 const GONE_MAX: Duration = Duration::from_secs(20);
@@ -293,16 +296,20 @@ fn without_namespaces_no_space_ever_gets_the_ids_of_anothers_folder() {
     }
 }
 
-/// A process that is never there for long: each has a child and ends.
+/// A process that is never there for long: each has a child and ends. Each leaves its number in a file, so that
+/// whoever looks more slowly than they live sees them as well.
 const CHAIN: &str = r#"
 import os, time
+path = os.path.join(os.environ["HOME"], "link")
+link = os.open(path, os.O_WRONLY | os.O_CREAT)
 if os.fork() == 0:
     os.setsid()
     while True:
         if os.fork():
             os._exit(0)
+        os.pwrite(link, b"%10d" % os.getpid(), 0)
         time.sleep(0.0005)
-print("up")
+print(path)
 "#;
 
 #[test]
@@ -314,7 +321,7 @@ fn without_a_pid_namespace_a_killed_launcher_still_takes_its_guests_with_it() {
         let kept = "import os; path = os.path.join(os.environ['HOME'], 'kept'); open(path, 'w').write('still here'); print(os.getuid())";
         let uid: u32 = service.run_soon("one", kept).parse().expect("a number");
         assert_eq!(service.run_soon("one", STUBBORN), "up");
-        assert_eq!(service.run_soon("chain", CHAIN), "up");
+        let path = service.run_soon("chain", CHAIN);
         proc::until("guests and strays are there", GONE_MAX, || of_uid(uid).len() >= 6);
         let before = of_uid(uid);
         // A slot that is made meanwhile runs no cell and is no chain.
@@ -323,10 +330,18 @@ fn without_a_pid_namespace_a_killed_launcher_still_takes_its_guests_with_it() {
                 .into_iter()
                 .filter(|who| proc::session_of(who.0) != Some(who.0) && !before.contains(who))
         };
-        assert!((0..200).any(|_| links().count() > 0), "control: the chain moves on");
+        // A number does not come back within such a time.
+        let moves_on = || {
+            let link = text(&path);
+            (0..20).any(|_| {
+                std::thread::sleep(Duration::from_millis(20));
+                text(&path) != link
+            })
+        };
+        assert!(Path::new(&path).exists() && moves_on(), "control: the chain moves on");
         proc::kill(service.stage("launcher").expect("it lives").0);
         proc::until("none of them is left", GONE_MAX, || before.iter().all(|who| !who.lives()));
-        proc::until("the chain has ended", GONE_MAX, || (0..20).all(|_| links().count() == 0));
+        proc::until("the chain has ended", GONE_MAX, || !moves_on() && (0..20).all(|_| links().count() == 0));
         let read = "import os; print(open(os.path.join(os.environ['HOME'], 'kept')).read())";
         assert_eq!(service.run_soon("two", read), "still here");
         Ok(())
@@ -334,6 +349,129 @@ fn without_a_pid_namespace_a_killed_launcher_still_takes_its_guests_with_it() {
     let _ = fs::remove_dir_all(&dir);
     if let Err(reason) = outcome {
         skip(&reason);
+    }
+}
+
+/// A process with an id, and of the other marks of a guest all or none.
+struct Planted(Child);
+
+impl Planted {
+    fn new(id: u32, marked: bool) -> Planted {
+        let probe = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/probe/without.py");
+        // A filter that refuses something, and with it no_new_privs.
+        let marks = ["/usr/bin/python3", probe, "--landlock", "--", "setpriv", "--bounding-set=-all"];
+        let id = id.to_string();
+        let words = if marked { marks.as_slice() } else { &["setpriv"] };
+        let child = Command::new(words[0])
+            .args(&words[1..])
+            .args(["--reuid", &id, "--regid", &id, "--clear-groups", "sleep", "600"])
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        let planted = Planted(child);
+        proc::until("it has become what it is to be", GONE_MAX, || {
+            proc::status(planted.pid()).get("Name").is_some_and(|name| name == "sleep")
+        });
+        let status = proc::status(planted.pid());
+        let marks = [&status["CapBnd"], &status["NoNewPrivs"], &status["Seccomp"]];
+        assert_eq!(marks == ["0000000000000000", "1", "2"], marked, "control: {marks:?}");
+        planted
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+}
+
+impl Drop for Planted {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn what_a_killed_supervisor_left_ends_at_the_next_start_and_nobody_else_does() {
+    let dir = fresh_dir();
+    fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("our own");
+    let outcome = (|| -> Result<(), String> {
+        let mut service = Service::start_lacking(&dir, Lack::Namespaces)?;
+        let uid: u32 = service.run_soon("one", "import os; print(os.getuid())").parse().expect("a number");
+        assert_eq!(service.run_soon("one", STUBBORN), "up");
+        proc::until("strays are there", GONE_MAX, || of_uid(uid).len() >= 4);
+        let strays = of_uid(uid);
+        // Two ranges, of launchers that live and hold them: ours.
+        let (dead, living) = (Leases::take().expect("a range"), Leases::take().expect("a range"));
+        let of_dead = Planted::new(first_id(&dead) + 17, true);
+        let others = [
+            ("a guest of a launcher that lives", first_id(&living) + 17, true),
+            ("one with such an id and no marks", first_id(&dead) + 17, false),
+            ("one with the marks and an id of its own", ORDINARY + 1, true),
+            ("one of root's with the marks", 0, true),
+        ]
+        .map(|(what, id, marked)| (what, Planted::new(id, marked)));
+        drop(dead);
+        service.kill_supervisor();
+        let second = Service::start_lacking(&dir, Lack::Namespaces)?;
+        proc::until("what was left has ended", GONE_MAX, || {
+            strays.iter().all(|who| !who.lives()) && !proc::lives(of_dead.pid())
+        });
+        for (what, planted) in &others {
+            assert!(proc::lives(planted.pid()), "ended: {what}");
+            assert!(!proc::status(planted.pid())["State"].starts_with('T'), "stopped: {what}");
+        }
+        assert_eq!(second.run_soon("two", "print(6 * 7)"), "42");
+        drop(living);
+        Ok(())
+    })();
+    let _ = fs::remove_dir_all(&dir);
+    if let Err(reason) = outcome {
+        skip(&reason);
+    }
+}
+
+/// The first id of a range that this process holds.
+fn first_id(leases: &Leases) -> u32 {
+    let range: usize = leases.name().strip_prefix("caisson-").expect("a range").parse().expect("its number");
+    let lock = text(format!("{}/ids-{range}.lock", caisson::launcher::leases::LOCK_DIR));
+    lock.split(' ').next().and_then(|first| first.parse().ok()).expect("whose it is says so")
+}
+
+/// Reads of its own entries, which the kernel lets nobody read of a process that is not dumpable.
+const OWN_ENTRIES: &str = "answers(environ=lambda: open('/proc/self/environ', 'rb').read(1), maps=lambda: open('/proc/self/maps').readline(),\n\
+                           mem=lambda: open('/proc/self/mem', 'rb').close(), fd=lambda: os.listdir('/proc/self/fd'))";
+
+#[test]
+fn a_guest_reads_its_own_entries_in_proc_and_nobody_under_another_id_does() {
+    let stand = common_stand!();
+    let space = fresh_space();
+    let readable = serde_json::json!({"environ": null, "maps": null, "mem": null, "fd": null});
+    for plan in [plan(space), strict(space), LaunchPlan { account: Account(1), ..plan(space) }] {
+        let mut guest = stand.guest(plan);
+        guest.say(TRY);
+        assert_eq!(guest.ask(OWN_ENTRIES), readable, "{plan:?}");
+    }
+    // Where the pid namespace is missing they can name each other, and no Landlock binds who asks here.
+    let stand = lacking!(Lack::Namespaces);
+    let (mut one, mut other) = (stand.guest(plan(space)), stand.guest(plan(fresh_space())));
+    let (uid, other_uid) = (one.attestation.host_uid, other.attestation.host_uid);
+    assert_ne!(uid, other_uid);
+    let (pid, other_pid) = (own_pid(&mut one), own_pid(&mut other));
+    let init = proc::parent(pid).expect("a guest has an init");
+    let init_uid = proc::uid(init).expect("it lives");
+    for (reader, target) in [(other_uid, pid), (uid, other_pid), (init_uid, pid), (uid, init)] {
+        for (what, answer) in &tries(reader, &[("target", target)])["target"] {
+            assert!(matches!(answer.as_str(), "EPERM" | "EACCES"), "{reader} on {target}: {what}: {answer}");
+        }
+    }
+    // Control: under its own id a guest can be read. Its init cannot: it is not dumpable.
+    let own = tries(uid, &[("guest", pid)]);
+    for what in ["environ", "maps", "mem", "fd"] {
+        assert_eq!(own["guest"][what], "done", "{what}");
+    }
+    let of_init = tries(init_uid, &[("init", init)]);
+    for what in ["environ", "maps", "mem", "fd"] {
+        assert!(matches!(of_init["init"][what].as_str(), "EPERM" | "EACCES"), "{what}: {of_init:?}");
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use caisson::launcher::plan::{LaunchPlan, Origin, Profile, Step};
 use caisson::launcher::seccomp;
+use caisson::launcher::settings::Settings;
 
 use crate::support::stand::fresh_space;
 use crate::support::{Stand, common_stand, missing, own_stand, plan, proc, skip, strict};
@@ -21,10 +22,10 @@ const SEAT: &str = include_str!("../probe/seat.py");
 const LAYER: &str = include_str!("../probe/layer.py");
 const FALSE_ZYGOTE: &str = include_str!("../probe/false_zygote.py");
 
-type Answers = BTreeMap<String, BTreeMap<String, String>>;
+pub(crate) type Answers = BTreeMap<String, BTreeMap<String, String>>;
 
 /// What a process with this uid and no capability can do to each of them.
-fn tries(uid: u32, targets: &[(&str, i32)]) -> Answers {
+pub(crate) fn tries(uid: u32, targets: &[(&str, i32)]) -> Answers {
     let words = targets.iter().map(|(name, pid)| format!("{name}={pid}"));
     let output = Command::new(PYTHON)
         .args(["-I", "-c", SEAT])
@@ -118,8 +119,11 @@ fn the_first_layer_refuses_what_a_zygote_must_not_do_even_to_root() {
     }
 }
 
-/// A launcher whose zygotes are ours.
-fn with_false_zygotes(mode: &str) -> Result<Arc<Stand>, String> {
+/// A launcher whose zygotes are ours. Their environment lies in the stand's `env`, and inside in `/opt/python`.
+pub(crate) fn with_false_zygotes(
+    mode: &str,
+    change: impl FnOnce(&mut Settings),
+) -> Result<Arc<Stand>, String> {
     if !Path::new(PYTHON).exists() {
         return Err("needs the system's Python".to_owned());
     }
@@ -134,6 +138,7 @@ fn with_false_zygotes(mode: &str) -> Result<Arc<Stand>, String> {
         settings.python_env = Some(env.clone());
         settings.python_caches = None;
         settings.shells_ready = 0;
+        change(settings);
     });
     // The template has mounted it: the directory itself may go.
     if let Ok(stand) = &stand {
@@ -146,11 +151,76 @@ fn with_false_zygotes(mode: &str) -> Result<Arc<Stand>, String> {
 
 macro_rules! false_zygotes {
     ($mode:expr) => {
-        match with_false_zygotes($mode) {
+        false_zygotes!($mode, |_| {})
+    };
+    ($mode:expr, $change:expr) => {
+        match with_false_zygotes($mode, $change) {
             Ok(stand) => stand,
             Err(reason) => return skip(&reason),
         }
     };
+}
+
+#[test]
+fn a_zygotes_domain_lets_it_reach_nobody_that_its_uid_alone_would() {
+    if caisson::sys::raw::landlock_abi().unwrap_or(0) < 6 {
+        return skip("signals have a scope from Landlock ABI 6 on");
+    }
+    let stand = false_zygotes!("reaches", |settings| settings.shells_ready = 1);
+    let zygote = stand.zygote(Profile::Python).expect("it serves");
+    let other = stand.zygote(Profile::PythonData).expect("it serves");
+    // A shell made for it waits with its init, whose user namespace its uid owns.
+    let space = fresh_space();
+    let before = inits(&stand).len();
+    drop(stand.guest(plan(space)));
+    proc::until("a shell is ready", Duration::from_secs(20), || inits(&stand).len() > before);
+    let uid = proc::uid(zygote).expect("it lives");
+    let made = inits(&stand);
+    let owned: Vec<i32> =
+        made.into_iter().filter(|init| tries(uid, &[("init", *init)])["init"]["kill"] == "done").collect();
+    let init = *owned.first().expect("control: without the domain its uid reaches such an init");
+    let names = [("launcher", stand.launcher), ("zygote", other), ("init", init)];
+    let inside = |pid: i32| {
+        let pids = proc::pids_in_namespaces(pid);
+        pids[proc::pids_in_namespaces(stand.launcher).len() - 1]
+    };
+    let words: Vec<String> = names.iter().map(|(name, pid)| format!("{name}={}", inside(*pid))).collect();
+    // Complete or not there: it is read as soon as it is.
+    fs::write(stand.dir.join("env/new"), words.join("\n")).expect("a directory of our own");
+    fs::rename(stand.dir.join("env/new"), stand.dir.join("env/targets")).expect("a directory of our own");
+    let answer = || stand.log().lines().find_map(|line| line.strip_prefix("REACHED ").map(str::to_owned));
+    // Meanwhile the launcher has the zygote's uid again and again, for the moment that it takes to start an init.
+    let busy = fresh_space();
+    proc::until("it has tried", Duration::from_secs(60), || {
+        drop(stand.launch(plan(busy)));
+        answer().is_some()
+    });
+    let reached: Answers =
+        serde_json::from_str(&answer().expect("it has tried")).expect("its answers are JSON");
+    for what in ["signal 0", "SIGSTOP", "environ"] {
+        assert_eq!(reached["itself"][what], "done", "control: {reached:?}");
+    }
+    for (name, _) in names {
+        for what in ["signal 0", "SIGSTOP"] {
+            assert_eq!(reached[name][what], "EPERM", "{name}: {what}");
+        }
+        let read = reached[name]["environ"].as_str();
+        assert!(matches!(read, "EPERM" | "EACCES" | "ENOENT"), "{name}: {read}");
+    }
+    // The call itself is refused by the first layer, whoever is meant.
+    assert!(reached.values().all(|tries| tries["ptrace"] == "EPERM"), "{reached:?}");
+    assert!(proc::lives(stand.launcher) && proc::lives(other) && proc::lives(init));
+    stand.still_launches();
+}
+
+/// Inits of the launcher's sandboxes.
+fn inits(stand: &Stand) -> Vec<i32> {
+    let depth = proc::pids_in_namespaces(stand.launcher).len();
+    let is_init = |pid: &i32| {
+        let pids = proc::pids_in_namespaces(*pid);
+        pids.len() == depth + 1 && pids.last() == Some(&1) && proc::parent(*pid) == Some(stand.launcher)
+    };
+    proc::all().into_iter().filter(is_init).collect()
 }
 
 #[test]

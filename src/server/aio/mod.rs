@@ -20,6 +20,7 @@ use crate::server::answer::{Envelope, json_sized};
 use crate::server::code::CodeInfo;
 use crate::server::front::panic_text;
 
+mod commands;
 mod files_answer;
 mod files_io;
 mod files_v1;
@@ -70,7 +71,7 @@ impl<S: Send + Sync> FromRequestParts<S> for PathId {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
         match Path::<String>::from_request_parts(parts, state).await {
             Ok(Path(id)) => Ok(PathId(id)),
-            Err(_) => Err(refuse::refused(StatusCode::NOT_FOUND, "Session id is not UTF-8", None)),
+            Err(_) => Err(refuse::refused(StatusCode::NOT_FOUND, "The id is not UTF-8", None)),
         }
     }
 }

@@ -131,7 +131,7 @@ pub(crate) fn refused(status: StatusCode, message: impl Into<String>, hint: Opti
     json(status, &body)
 }
 
-fn retry_later(mut response: Response) -> Response {
+pub(super) fn retry_later(mut response: Response) -> Response {
     response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_SECS);
     response
 }

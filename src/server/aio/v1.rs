@@ -21,6 +21,7 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(code_info))
         .merge(files_v1::routes())
         .merge(info::v1_routes())
+        .merge(super::commands::v1_routes())
 }
 
 /// Run a cell. A failed cell is a 200 with `success: false`.

@@ -30,6 +30,7 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(get_session, delete_session))
         .merge(files_v2::routes())
         .merge(info::v2_routes())
+        .merge(super::commands::v2_routes())
 }
 
 /// Run a cell. A failed cell is a 200 with `success: false`. With `Accept: text/event-stream` or

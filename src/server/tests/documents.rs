@@ -62,6 +62,37 @@ const V2: [&str; 20] = [
     "/v2/openapi.json",
     "/v2/sandbox",
 ];
+/// Of the command planes.
+const V1_COMMANDS: [&str; 19] = [
+    "/v1/bash/exec",
+    "/v1/bash/kill",
+    "/v1/bash/output",
+    "/v1/bash/sessions",
+    "/v1/bash/sessions/create",
+    "/v1/bash/sessions/{session_id}/close",
+    "/v1/bash/write",
+    "/v1/sandbox/packages/nodejs",
+    "/v1/sandbox/packages/python",
+    "/v1/shell/exec",
+    "/v1/shell/kill",
+    "/v1/shell/sessions",
+    "/v1/shell/sessions/create",
+    "/v1/shell/sessions/stats",
+    "/v1/shell/sessions/update",
+    "/v1/shell/sessions/{session_id}",
+    "/v1/shell/view",
+    "/v1/shell/wait",
+    "/v1/shell/write",
+];
+const V2_COMMANDS: [&str; 7] = [
+    "/v2/commands",
+    "/v2/commands/sessions",
+    "/v2/commands/sessions/{session_id}",
+    "/v2/commands/{command_id}",
+    "/v2/commands/{command_id}/kill",
+    "/v2/commands/{command_id}/stdin",
+    "/v2/sandbox/packages",
+];
 const SHARED: [&str; 6] =
     ["/", "/health", "/internal/auth", "/openapi.json", "/v1/health", "/v1/openapi.json"];
 
@@ -78,9 +109,11 @@ fn set(lists: &[&[&str]]) -> BTreeSet<String> {
 #[tokio::test]
 async fn the_documents_contain_every_route_and_their_subset() {
     let app = daemon(&[]);
-    assert_eq!(paths(&app, "/openapi.json").await, set(&[&V1, &V2, &SHARED]));
-    assert_eq!(paths(&app, "/v1/openapi.json").await, set(&[&V1, &V2, &SHARED]));
-    assert_eq!(paths(&app, "/v2/openapi.json").await, set(&[&V2]));
+    let v2: [&[&str]; 2] = [&V2, &V2_COMMANDS];
+    let all = [&[&V1[..], &V1_COMMANDS, &SHARED], &v2[..]].concat();
+    assert_eq!(paths(&app, "/openapi.json").await, set(&all));
+    assert_eq!(paths(&app, "/v1/openapi.json").await, set(&all));
+    assert_eq!(paths(&app, "/v2/openapi.json").await, set(&v2));
     let document = get("/openapi.json").to(&app).await.json();
     let methods: Vec<&String> = document["paths"]["/v2/code/sessions"].as_object().unwrap().keys().collect();
     assert_eq!(methods, ["delete", "get", "post"]);
@@ -112,14 +145,14 @@ async fn every_reference_of_a_document_resolves() {
 #[tokio::test]
 async fn the_v2_surface_hides_the_v1_routes_of_this_contract() {
     let app = daemon(&[("AIO_API_SURFACE", "v2")]);
-    for path in V1 {
+    for path in V1.into_iter().chain(V1_COMMANDS) {
         let reply = get(path).to(&app).await;
         assert_eq!((reply.status.as_u16(), &reply.json()["success"]), (404, &json!(false)), "{path}");
     }
     for path in ["/v2/code/info", "/v1/health", "/v1/openapi.json", "/health"] {
         assert_eq!(get(path).to(&app).await.status, 200, "{path}");
     }
-    assert_eq!(paths(&app, "/openapi.json").await, set(&[&V2, &SHARED]));
+    assert_eq!(paths(&app, "/openapi.json").await, set(&[&V2, &V2_COMMANDS, &SHARED]));
 }
 
 #[tokio::test]

@@ -166,8 +166,9 @@ impl CodeEngine for Fake {
     fn execute(&self, request: CellRequest) -> Pending<'_, Result<Execution, Refusal>> {
         self.asked.lock().unwrap().push(request.clone());
         Box::pin(async move {
-            if request.code == "sleep" {
-                tokio::time::sleep(Duration::from_millis(300)).await;
+            if let Some(times) = request.code.strip_prefix("sleep") {
+                let times = times.trim().parse().unwrap_or(1);
+                tokio::time::sleep(Duration::from_millis(300) * times).await;
             }
             run(&request)
         })

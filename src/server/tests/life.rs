@@ -8,6 +8,7 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::server::listen::{BOUNDS, Bounds, serve_within};
 use crate::server::serve;
 
 #[tokio::test]
@@ -41,14 +42,18 @@ async fn an_answer_is_not_to_be_sniffed() {
     assert_eq!(get("/nothing").to(&daemon(&[])).await.header("x-content-type-options"), Some("nosniff"));
 }
 
-async fn start(
-    variables: &[(&str, &str)],
-) -> (std::net::SocketAddr, CancellationToken, tokio::task::JoinHandle<std::io::Result<()>>) {
+type Serving = (std::net::SocketAddr, CancellationToken, tokio::task::JoinHandle<std::io::Result<()>>);
+
+async fn start(variables: &[(&str, &str)]) -> Serving {
+    start_within(BOUNDS, variables).await
+}
+
+pub(super) async fn start_within(bounds: Bounds, variables: &[(&str, &str)]) -> Serving {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let state = AppState::new(Arc::new(config(variables)), Arc::new(Fake::default()));
+    let state = state_with(config(variables), Fake::default());
     let shutdown = CancellationToken::new();
-    let serving = tokio::spawn(serve(vec![listener], state, shutdown.clone()));
+    let serving = tokio::spawn(serve_within(bounds, vec![listener], state, shutdown.clone()));
     (address, shutdown, serving)
 }
 
@@ -61,7 +66,7 @@ async fn send(stream: &mut TcpStream, body: &str) {
 }
 
 /// One answer: head and body as text.
-async fn receive(stream: &mut TcpStream) -> (String, String) {
+pub(super) async fn receive(stream: &mut TcpStream) -> (String, String) {
     let mut text = Vec::new();
     loop {
         let mut chunk = [0_u8; 4096];
@@ -104,7 +109,7 @@ async fn stopping_finishes_what_runs_and_refuses_what_comes() {
 async fn an_open_daemon_does_not_serve_beyond_loopback() {
     let serving = |variables: &'static [(&'static str, &'static str)]| async move {
         let listener = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
-        let state = AppState::new(Arc::new(config(variables)), Arc::new(Fake::default()));
+        let state = state_with(config(variables), Fake::default());
         let shutdown = CancellationToken::new();
         shutdown.cancel();
         serve(vec![listener], state, shutdown).await
@@ -128,7 +133,8 @@ async fn a_body_that_is_too_large_is_answered_and_not_reset() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_is_kept_for_its_next_request_and_a_slow_head_is_not_waited_for() {
-    let (address, shutdown, serving) = start(&[]).await;
+    let short = Duration::from_millis(300);
+    let (address, shutdown, serving) = start_within(Bounds { head_read_max: short, ..BOUNDS }, &[]).await;
     let (mut kept, mut slow) =
         (TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap());
     for stream in [&mut kept, &mut slow] {
@@ -136,7 +142,7 @@ async fn a_connection_is_kept_for_its_next_request_and_a_slow_head_is_not_waited
         receive(stream).await;
     }
     slow.write_all(b"POST /v2/code/exec").await.unwrap();
-    tokio::time::sleep(crate::server::listen::HEAD_READ_MAX + Duration::from_secs(1)).await;
+    tokio::time::sleep(short * 4).await;
     send(&mut kept, r#"{"language":"python","code":"1"}"#).await;
     let (head, _) = receive(&mut kept).await;
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");

@@ -1,6 +1,7 @@
 //! The routes, driven in memory with an engine of a few lines.
 
 mod access;
+mod crowded;
 mod documents;
 mod execute;
 mod fake;
@@ -9,6 +10,7 @@ mod life;
 mod sessions;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -18,7 +20,10 @@ use serde_json::Value;
 use tower::ServiceExt;
 
 use super::{App, AppState, app};
+use crate::backend::native::fake::{FakeLauncher, hello};
+use crate::commands::{Commands, CommandsConfig};
 use crate::config::{Config, Flags, Surroundings};
+use crate::store::Store;
 use fake::Fake;
 
 /// An answer, read whole.
@@ -53,7 +58,23 @@ fn daemon(variables: &[(&str, &str)]) -> App {
 }
 
 fn daemon_with(variables: &[(&str, &str)], engine: Fake) -> App {
-    app(AppState::new(Arc::new(config(variables)), Arc::new(engine)))
+    app(state_with(config(variables), engine))
+}
+
+/// Commands are refused: no launcher of these tests makes sandboxes.
+fn state_with(config: Config, engine: Fake) -> AppState {
+    let limits = CommandsConfig {
+        sessions_max: 50,
+        session_idle_max: Duration::from_secs(3600),
+        bash: None,
+        running_max: 4,
+        memory_mib_max: 512,
+        default_user: None,
+        daemon_account: None,
+    };
+    let launcher = FakeLauncher::with(hello());
+    let commands = Commands::new(limits, launcher, Store::in_memory().unwrap());
+    AppState::new(Arc::new(config), Arc::new(engine), commands)
 }
 
 /// A request as a program on this machine sends it.
