@@ -137,6 +137,32 @@ async fn a_helper_hears_that_nobody_waits() {
     assert!(helper.idle_since().is_some(), "nothing is on its books");
 }
 
+#[tokio::test]
+async fn an_idle_helper_is_ended_and_a_busy_one_is_not() {
+    let (helper, theirs) = pair();
+    let key = (SpaceId(1), Account(0));
+    let berth = Berth(tokio::sync::Mutex::new(Some(Arc::new(helper))));
+    let mut berths = HashMap::from([(key, Arc::new(berth))]);
+    let helper = || berths[&key].0.try_lock().expect("free").clone().expect("there");
+    let mut ticket = asked(&helper(), &stat_call()).await;
+    clear_idle(&mut berths, Duration::ZERO);
+    assert_eq!(berths.len(), 1, "it has a call");
+    send(&theirs, 1, &Ok(Answer::Moved), &[]);
+    ticket.answer().await.expect("answered");
+    clear_idle(&mut berths, Duration::from_secs(60));
+    assert_eq!(berths.len(), 1, "it was asked a moment ago");
+    drop(ticket);
+    clear_idle(&mut berths, Duration::ZERO);
+    assert!(berths.is_empty());
+    // Its reading task is told to end, and does when it is its turn.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let mut buffer = vec![0; wire::HEADER_BYTES + wire::FRAME_BYTES_MAX];
+    let seen: Vec<usize> = (0..2)
+        .map(|_| packet::receive(&theirs, &mut buffer, RecvFlags::DONTWAIT).expect("received").0)
+        .collect();
+    assert!(seen[0] > 0 && seen[1] == 0, "its call, and the end: {seen:?}");
+}
+
 fn files() -> (TempDir, Arc<Files>) {
     let folder = TempDir::new().expect("a folder");
     let store = Store::open(&folder.path().join("store")).expect("a store");

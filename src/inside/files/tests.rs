@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
+use proptest::prelude::*;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tempfile::TempDir;
 
@@ -603,4 +604,47 @@ fn a_header_cannot_take_all_memory() {
     let fault = stand.stream(tree_in, &bytes, true).expect_err("refused");
     assert_eq!(fault.kind, FaultKind::BadRequest, "{fault:?}");
     assert!(stand.names().is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn no_path_leads_to_what_lies_outside(parts in proptest::collection::vec(
+        proptest::sample::select(vec!["..", ".", "", "a", "up", "link", "space", "secret", "passwd", "etc"]), 1..8,
+    ), absolute in any::<bool>()) {
+        let mut stand = stand();
+        fs::create_dir(stand.space().join("a")).expect("made");
+        symlink("../..", stand.space().join("a/up")).expect("made");
+        symlink("..", stand.space().join("up")).expect("made");
+        symlink("../secret", stand.space().join("link")).expect("made");
+        let path = if absolute { format!("{}/{}", stand.space().display(), parts.join("/")) } else { parts.join("/") };
+        prop_assert!(stand.read(&path, None).is_err());
+        let _ = stand.write(&path, b"changed", false);
+        let _ = stand.call(Op::Delete { path, recursive: true });
+        prop_assert_eq!(fs::read_to_string(stand.folder.path().join("secret")).expect("there"), "42");
+    }
+
+    #[test]
+    fn no_archive_breaks_the_helper_or_gets_out(
+        flips in proptest::collection::vec((0_usize..4_096, any::<u8>()), 0..12), cut in 0_usize..4_096,
+    ) {
+        let mut stand = stand();
+        let mut bytes = archive(|builder| {
+            member(builder, "d/f", ::tar::EntryType::Regular, "", b"content");
+            member(builder, "l", ::tar::EntryType::Symlink, "d/f", b"");
+            member(builder, "h", ::tar::EntryType::Link, "d/f", b"");
+        });
+        for (at, byte) in flips {
+            let at = at % bytes.len();
+            bytes[at] = byte;
+        }
+        bytes.truncate(bytes.len().min(cut.max(512)));
+        let tree_in = Op::TreeIn { path: "t".to_owned(), bytes_max: 1 << 20, token: "t0".to_owned() };
+        if let Err(fault) = stand.stream(tree_in, &bytes, true) {
+            prop_assert_ne!(fault.text, "the file helper failed");
+            prop_assert!(stand.names().is_empty());
+        }
+        prop_assert_eq!(fs::read_dir(stand.folder.path()).expect("there").count(), 2, "space and secret");
+    }
 }
