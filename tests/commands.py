@@ -488,6 +488,9 @@ def lines_of_a_shell_can_be_ended(a, b):
     same((answer.data["status"], answer.data["exit_code"]), ("completed", 9))
     answer = a.call("POST", "/v1/shell/exec", {"command": "echo again", "id": shell})
     same((answer.data["output"], answer.body["hint"]), ("again\n", "session was reset: its shell ended"))
+    a.shell("mkdir -p /tmp/gone && cd /tmp/gone", id=shell)
+    a.shell("rmdir /tmp/gone; exit", id=shell)
+    same(a.shell("pwd", id=shell)["output"], "/home/sandbox\n", "the folder of the shell is gone")
     stats = a.call("GET", "/v1/shell/sessions/stats").data
     holds(stats["total_sessions"] >= 2 and stats["max_sessions"] == 50 and stats["session_timeout"] == 3600, stats)
     holds(a.call("DELETE", "/v1/shell/sessions").data["cleaned_sessions"] >= 2, "nothing was cleaned")

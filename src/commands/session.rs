@@ -186,6 +186,12 @@ impl Session {
         self.lock().hint.take()
     }
 
+    /// Nobody was told.
+    pub(super) fn put_back_hint(&self, hint: Option<String>) {
+        let mut books = self.lock();
+        books.hint = books.hint.take().or(hint);
+    }
+
     pub fn info(&self) -> SessionInfo {
         let books = self.lock();
         let current = books.commands.iter().rev().find(|command| command.is_running());

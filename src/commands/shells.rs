@@ -101,7 +101,10 @@ impl Commands {
         let ShellLine { text, cwd, strict, keeps_links, .. } = line;
         let line = Line { nonce, text, cwd, strict, keeps_links };
         agent.listen(nonce, Route::Command(Arc::downgrade(&command)));
-        let guard = begin(session, &agent, &command, &Request::Line { number, line }).await?;
+        // Before the line: it may end the shell itself, which is news for the next one.
+        let hint = session.take_hint();
+        let begun = begin(session, &agent, &command, &Request::Line { number, line }).await;
+        let guard = begun.inspect_err(|_| session.put_back_hint(hint.clone()))?;
         if let Some(limit) = limit {
             let command = Arc::clone(&command);
             tokio::spawn(async move {
@@ -111,7 +114,7 @@ impl Commands {
                 }
             });
         }
-        Ok(Running { command, hint: session.take_hint(), guard })
+        Ok(Running { command, hint, guard })
     }
 
     /// Makes a shell; one that exists is returned as it is, but for its `quiet_max`.

@@ -87,9 +87,9 @@ fn open_terminal() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((ours, theirs))
 }
 
-/// Starts a shell.
+/// Starts a shell. Where its session was last may be gone by now, and that must not be its end.
 pub(super) fn start(shell: &Shell) -> Result<Process, NotStarted> {
-    let dir = directory(shell.cwd.as_deref())?;
+    let dir = directory(shell.cwd.as_deref()).or_else(|_| directory(None))?;
     start_in(shell, &dir).map_err(|error| NotStarted::Failed(shell.shell.clone(), error))
 }
 
