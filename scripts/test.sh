@@ -33,7 +33,7 @@ if stage build 1800 cargo test --release --locked --no-run -q && stage binary 90
     echo "skip: tests/harness/test_harness.py is not there"
   fi
   stage zygote 300 env HARNESS_PYTHON="$PWD/target/runtime/python/bin/python3" "$python" tests/harness/test_zygote.py
-  stage kernel 600 env HARNESS_PYTHON="$PWD/target/runtime/python/bin/python3" "$python" tests/harness/test_kernel.py
+  stage kernel 900 env HARNESS_PYTHON="$PWD/target/runtime/python/bin/python3" "$python" tests/harness/test_kernel.py
   stage gallery 600 target/runtime/python/bin/python3 -u tests/gallery.py
   stage workloads 600 "$python" tests/workloads.py
   stage faults 900 "$python" -u tests/faults.py
