@@ -6,6 +6,7 @@ HARNESS_PYTHON is the product's environment: what the cells show there is compar
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -292,6 +293,53 @@ class Cells:
         self.ok("x = 3\nx", "3")
         got = self.h.call("x + 1")
         self.assertEqual((got["result"], self.texts(got, "result")), (None, ["4"]))
+
+
+# Run by the product's Python: cells of its standard library and of random pieces, by the short way and by IPython's.
+TRANSFORMS = r"""
+import glob, os, random, sys
+sys.path.insert(0, sys.argv[1])
+import kernel
+from IPython.core.inputtransformer2 import TransformerManager
+
+short, whole = TransformerManager(), TransformerManager()
+kernel.spare_plain_cells(short)
+random.seed(5)
+PIECES = ["%", "!", "?", "/", ",", ";", ">>> ", "... ", "In [1]: ", "\t", " ", "\n", "\\", "'", '"', '\"\"\"', "(", ")", "[", "x", "=", "x = ",
+          "def f():\n    ", "if 1:\n", "#", "a?", "!ls", "%time", "\x0c", "\r\n", "é", "f('a')", "await x", "class A: pass", "ls", "print(1)"]
+
+def attempt(manager, cell):
+    try:
+        return manager.transform_cell(cell)
+    except Exception as error:
+        return type(error)
+
+def cells():
+    for path in sorted(glob.glob(os.path.join(os.path.dirname(os.__file__), "*.py")))[:60]:
+        with open(path, encoding="utf-8", errors="replace") as source:
+            lines = source.read().splitlines(True) or [""]
+        for _ in range(30):
+            start = random.randrange(len(lines))
+            yield "".join(lines[start:start + random.randint(1, 12)])
+    for _ in range(8000):
+        yield "".join(random.choices(PIECES, k=random.randint(0, 8)))
+
+spared = 0
+for cell in cells():
+    spared += not kernel.SPECIAL.search(cell)
+    assert attempt(short, cell) == attempt(whole, cell), (cell, attempt(short, cell), attempt(whole, cell))
+short.cleanup_transforms.append(lambda lines: ["changed"])
+assert short.transform_cell("print(1)") == "changed", "a transformer that a cell has added is heeded"
+print(spared)
+"""
+
+
+class Transforms(unittest.TestCase):
+    def test_a_cell_that_is_spared_the_transformers_is_as_they_would_leave_it(self):
+        argv = [PYTHON, "-s", "-B", "-c", TRANSFORMS, os.path.join(TOP, "harness")]
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr[-1500:])
+        self.assertGreater(int(done.stdout), 500, "and there are such cells")
 
 
 class Executed(Cells, unittest.TestCase):
