@@ -704,7 +704,7 @@ def main():
             failed += 1
             print("FAILED %s: %s" % (name, error))
     suites.end_all()
-    print("%d passed, %d failed" % (passed, failed))
+    print("suite files: %d passed, %d failed" % (passed, failed))
     return 1 if failed else 0
 
 

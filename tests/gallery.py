@@ -301,7 +301,7 @@ def main():
         failed += 1
     finally:
         end_all()
-    print("%d passed, %d failed" % (passed, failed))
+    print("suite gallery: %d passed, %d failed" % (passed, failed))
     return 1 if failed or not passed else 0
 
 
