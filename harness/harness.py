@@ -342,12 +342,12 @@ class Session:
         self.kernel = kernel
         return None
 
-    def kernel_cell(self, code, nonce):
+    def kernel_cell(self, code, nonce, count):
         """The same as `cell` for a kernel, which publishes its outputs itself."""
         self.repair()
         try:
             rouse(*self.calmed)
-            error = self.kernel.cell(code, nonce, self.recorder, send)
+            error = self.kernel.cell(code, nonce, self.recorder, send, count)
             self.calmed = calm()
         except BaseException as exc:
             self.calmed = calm()
@@ -571,7 +571,7 @@ def answer(session, request):
         if missing is not None:
             error = missing
         elif type(code) is str and session.kernel is not None:
-            error = session.kernel_cell(code, quoted_nonce(request))
+            error = session.kernel_cell(code, quoted_nonce(request), request.get("count"))
         elif type(code) is str:
             result, error = session.cell(code)
     session.flush()

@@ -428,10 +428,10 @@ class Kernel:
 
     # --- cells --------------------------------------------------------------------------------------------------------
 
-    def cell(self, code, nonce, recorder, send):
+    def cell(self, code, nonce, recorder, send, count=None):
         """Runs one cell. Returns its error as JSON; everything else has been published by then."""
         publisher, shell = self.publisher, self.shell
-        self.begin_cell(code)
+        self.begin_cell(code, count)
         publisher.open(nonce, recorder, send)
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -444,10 +444,11 @@ class Kernel:
             return "null"
         return (publisher.failed or publisher.events["error"](self.unshown(result))).partition('"error":')[2]
 
-    def begin_cell(self, code):
+    def begin_cell(self, code, count):
         """Numbers the cell as the daemon does, so that `Out[n]` is what was shown as n, and sets what ipykernel sets
         for each cell anew."""
-        self.cells += 1
+        # After the death of an earlier interpreter the session goes on counting.
+        self.cells = count if type(count) is int and count > 0 else self.cells + 1
         self.shell.execution_count = self.cells
         history = self.shell.history_manager
         for inputs in (history.input_hist_parsed, history.input_hist_raw):

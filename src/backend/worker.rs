@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::backend::endpoint::{Endpoint, EndpointError, RemoteKernel};
+use crate::backend::endpoint::{Endpoint, EndpointError, RemoteKernel, RemoteOutcome};
 use crate::backend::native::Native;
 use crate::engine::Refusal;
 use crate::harness::interpreter::{Cell, CellLimits, Interpreter, Provenance};
@@ -27,6 +27,8 @@ pub struct Ran {
     pub worker: Option<Worker>,
     /// The server has put another process in the kernel's place: earlier names are gone.
     pub names_lost: bool,
+    /// The server's name for the request.
+    pub msg_id: Option<String>,
 }
 
 impl Worker {
@@ -56,12 +58,13 @@ impl Worker {
             Worker::Local(interpreter) => {
                 let ran = interpreter.run(cell, limits, stop).await;
                 let worker = ran.interpreter.map(Worker::Local);
-                Ran { outcome: ran.outcome, worker, names_lost: false }
+                Ran { outcome: ran.outcome, worker, names_lost: false, msg_id: None }
             }
             Worker::Remote(kernel) => {
                 let ran = kernel.run(cell, limits, stop).await;
                 let worker = ran.kernel.map(Worker::Remote);
-                Ran { outcome: ran.outcome.cell, worker, names_lost: ran.outcome.names_lost }
+                let RemoteOutcome { cell, msg_id, names_lost } = ran.outcome;
+                Ran { outcome: cell, worker, names_lost, msg_id: Some(msg_id) }
             }
         }
     }
@@ -136,18 +139,18 @@ impl Workers {
 }
 
 /// Runs one cell in a worker and throws it away. Dropping the future ends it: whoever asked for a one-off and
-/// went away wants nothing of it.
+/// went away wants nothing of it. Beside the outcome, the server's name for the request.
 pub async fn run_once(
     worker: Worker,
     cell: Cell<'_>,
     limits: &CellLimits,
     stop: &mut watch::Receiver<Option<Stopped>>,
-) -> CellOutcome {
+) -> (CellOutcome, Option<String>) {
     let ran = worker.run(cell, limits, stop).await;
     if let Some(worker) = ran.worker {
         // Behind the answer's back: the packet to the launcher wakes it, and with two processors its tearing
         // down would run beside our writing of the answer.
         tokio::spawn(async move { drop(worker) });
     }
-    ran.outcome
+    (ran.outcome, ran.msg_id)
 }

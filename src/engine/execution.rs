@@ -84,6 +84,8 @@ pub struct Execution {
     pub session_id: Option<String>,
     /// The kernel that ran it, if one did.
     pub kernel: Option<String>,
+    /// The name of its request at an external Jupyter server.
+    pub msg_id: Option<String>,
     /// Guidance beside the answer, such as a session that lost its memory to a restart.
     pub hint: Option<String>,
 }
@@ -102,6 +104,7 @@ impl Execution {
             execution_count: 0,
             session_id: None,
             kernel: None,
+            msg_id: None,
             hint: None,
         }
     }

@@ -375,9 +375,9 @@ impl Engine {
         };
         let provenance = worker.provenance();
         let (limits, mut stop) = (self.config.cell_limits(), self.stop.subscribe());
-        let outcome = run_once(worker, cell(request, 1), &limits, &mut stop).await;
+        let (outcome, msg_id) = run_once(worker, cell(request, 1), &limits, &mut stop).await;
         self.audit(request, None, &watch, &outcome, provenance);
-        Ok(execution(request, &settled.tier, outcome, 1, None, None))
+        Ok(Execution { msg_id, ..execution(request, &settled.tier, outcome, 1, None, None) })
     }
 
     async fn run_in_session(
@@ -618,7 +618,9 @@ impl SessionRun {
         }
         let (id, outcome) = (Some(&self.session.key.id), ran.outcome);
         self.engine.audit(&self.request, id, &watch, &outcome, provenance);
-        Ok(execution(&self.request, &self.session.key.tier, outcome, execution_count, id, hint))
+        let tier = &self.session.key.tier;
+        let execution = execution(&self.request, tier, outcome, execution_count, id, hint);
+        Ok(Execution { msg_id: ran.msg_id, ..execution })
     }
 }
 
@@ -694,6 +696,7 @@ fn execution(
             Tier::Kernel(name) => Some(name.clone()),
             Tier::Native(_) => None,
         },
+        msg_id: None,
         hint,
     }
 }

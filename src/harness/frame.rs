@@ -38,8 +38,8 @@ impl Nonce {
 /// What an interpreter is asked to do.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Ask<'a> {
-    /// Run a cell.
-    Cell { code: &'a str, timeout_ms: u64 },
+    /// Run a cell. `count` is its number in the session; a kernel shows it.
+    Cell { code: &'a str, timeout_ms: u64, count: u64 },
     /// Change the working directory before the first cell. A frame of its own: its refusal can then not
     /// have been written by guest code.
     WorkingDirectory(&'a str),
@@ -67,6 +67,8 @@ struct RequestWire<'a> {
     code: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timeout_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    count: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -77,9 +79,11 @@ struct SetupWire<'a> {
 /// One request line, with its newline. `kernel` makes the interpreter a kernel, once and for good.
 pub fn encode(nonce: &Nonce, kernel: bool, ask: Ask<'_>) -> Result<Vec<u8>, FrameTooLong> {
     let nonce = nonce.as_str();
-    let mut wire = RequestWire { nonce, setup: None, kernel, warm: None, code: None, timeout_ms: None };
+    let mut wire =
+        RequestWire { nonce, setup: None, kernel, warm: None, code: None, timeout_ms: None, count: None };
     match ask {
-        Ask::Cell { code, timeout_ms } => {
+        Ask::Cell { code, timeout_ms, count } => {
+            wire.count = kernel.then_some(count);
             wire.code = Some(code);
             wire.timeout_ms = Some(timeout_ms);
         }
@@ -317,14 +321,16 @@ mod tests {
 
     #[test]
     fn a_request_is_one_line_with_only_what_it_asks() {
-        let cell =
-            encode(&nonce(), false, Ask::Cell { code: "print('a')\n", timeout_ms: 30_000 }).expect("fits");
+        let cell = encode(&nonce(), false, Ask::Cell { code: "print('a')\n", timeout_ms: 30_000, count: 2 })
+            .expect("fits");
         assert_eq!(cell, b"{\"nonce\":\"N\",\"code\":\"print('a')\\n\",\"timeout_ms\":30000}\n");
         let setup = encode(&nonce(), false, Ask::WorkingDirectory("/tmp")).expect("fits");
         assert_eq!(setup, b"{\"nonce\":\"N\",\"setup\":{\"cwd\":\"/tmp\"}}\n");
         let warm = encode(&nonce(), false, Ask::WarmUp("print(1)")).expect("fits");
         assert_eq!(warm, b"{\"nonce\":\"N\",\"warm\":\"print(1)\"}\n");
         let kernel = encode(&nonce(), true, Ask::WarmUp("print(1)")).expect("fits");
+        let cell = encode(&nonce(), true, Ask::Cell { code: "1", timeout_ms: 5, count: 2 }).expect("fits");
+        assert_eq!(cell, b"{\"nonce\":\"N\",\"kernel\":true,\"code\":\"1\",\"timeout_ms\":5,\"count\":2}\n");
         assert_eq!(kernel, b"{\"nonce\":\"N\",\"kernel\":true,\"warm\":\"print(1)\"}\n");
     }
 
@@ -422,7 +428,7 @@ mod tests {
 
         #[test]
         fn every_code_survives_the_request_frame(code in any::<String>()) {
-            let line = encode(&nonce(), false, Ask::Cell { code: &code, timeout_ms: 1 }).expect("fits");
+            let line = encode(&nonce(), false, Ask::Cell { code: &code, timeout_ms: 1, count: 1 }).expect("fits");
             prop_assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
             let value: serde_json::Value = serde_json::from_slice(&line).expect("JSON");
             prop_assert_eq!(value["code"].as_str(), Some(code.as_str()));

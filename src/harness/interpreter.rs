@@ -193,7 +193,7 @@ impl Interpreter {
         stop: &mut watch::Receiver<Option<Stopped>>,
     ) -> Ran {
         let timeout_ms = u64::try_from(cell.timeout.as_millis()).unwrap_or(u64::MAX);
-        let ask = Ask::Cell { code: cell.code, timeout_ms };
+        let ask = Ask::Cell { code: cell.code, timeout_ms, count: cell.execution_count };
         let grace = if self.kernel { limits.interrupt_grace } else { limits.grace };
         let mut talk = Talk::new(cell.timeout, grace, limits.output_chars_max);
         talk.execution_count = cell.execution_count;

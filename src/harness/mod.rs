@@ -8,7 +8,7 @@
 //! Daemon to interpreter:
 //!
 //! ```text
-//! {"nonce":"N","code":"…","timeout_ms":30000}                    run a cell
+//! {"nonce":"N","code":"…","timeout_ms":30000}                    run a cell; a kernel is told its number too: "count":3
 //! {"nonce":"N","setup":{"cwd":"/home/sandbox"},"code":"…",…}      first frame: chdir before the cell
 //! {"nonce":"N","warm":"print(1)"}                                 throw-away evaluation in a namespace of its own
 //! ```

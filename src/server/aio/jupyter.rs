@@ -102,7 +102,7 @@ struct JupyterData {
     execution_count: Option<u64>,
     outputs: Vec<OutputV1>,
     code: String,
-    /// Names this answer; no message of a kernel has it.
+    /// Names the request at an external Jupyter server; elsewhere a name of its own.
     msg_id: String,
 }
 
@@ -115,7 +115,7 @@ impl JupyterData {
             execution_count: Some(it.execution_count),
             outputs: it.outputs.into_iter().map(OutputV1::from).collect(),
             code: it.code,
-            msg_id: Uuid::new_v4().to_string(),
+            msg_id: it.msg_id.unwrap_or_else(|| Uuid::new_v4().to_string()),
         }
     }
 }

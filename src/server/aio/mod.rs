@@ -122,6 +122,7 @@ fn broken(language: Language, code: String) -> Execution {
         execution_count: 1,
         session_id: None,
         kernel: None,
+        msg_id: None,
         hint: None,
     }
 }

@@ -63,6 +63,7 @@ fn plain(request: &CellRequest) -> Execution {
             Runner::Kernel(_) => Some("python3".to_owned()),
             Runner::Chosen => None,
         },
+        msg_id: None,
         hint: None,
     }
 }
