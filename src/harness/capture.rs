@@ -500,6 +500,86 @@ mod tests {
         assert_eq!(texts(&outputs), [(O, "one, child"), (E, "two")]);
     }
 
+    fn bundle(text: &str) -> crate::engine::Bundle {
+        crate::engine::Bundle::from_iter([("text/plain".to_owned(), text.into())])
+    }
+
+    fn display(text: &str, id: Option<&str>) -> Rich {
+        Rich::Display { data: bundle(text), metadata: Default::default(), id: id.map(str::to_owned) }
+    }
+
+    fn update(text: &str, id: &str) -> Rich {
+        Rich::Update { data: bundle(text), metadata: Default::default(), id: id.to_owned() }
+    }
+
+    fn shown(outputs: Vec<Output>) -> Vec<String> {
+        let text = |output| match output {
+            Output::Stream { text, .. } => text,
+            Output::DisplayData { data, .. } => data["text/plain"].as_str().expect("text").to_owned(),
+            other => panic!("neither: {other:?}"),
+        };
+        outputs.into_iter().map(text).collect()
+    }
+
+    #[test]
+    fn what_is_published_stands_where_it_was_told_to_be() {
+        let mut capture = captured(1_000, &[(O, b"onetwo")]);
+        capture.insert(display("figure", None), 1);
+        let outputs = capture.into_outputs(&[Told::Text(O, 3), Told::Rich(1), Told::Text(O, 3)]);
+        assert_eq!(shown(outputs), ["one", "figure", "two"]);
+    }
+
+    #[test]
+    fn an_update_replaces_all_of_its_name_and_one_of_no_name_is_shown() {
+        let mut capture = Capture::new(1_000);
+        for rich in [display("a", Some("x")), display("b", None), display("c", Some("x")), update("new", "x")]
+        {
+            assert!(capture.insert(rich, 1));
+        }
+        capture.insert(update("stray", "y"), 1);
+        assert_eq!(shown(capture.into_outputs(&[])), ["new", "b", "new", "stray"]);
+    }
+
+    #[test]
+    fn a_clearing_takes_away_what_came_before_at_once_or_when_something_comes() {
+        for (wait, after, wanted) in [
+            (false, vec![], vec![]),
+            (false, vec![display("b", None)], vec!["b"]),
+            (true, vec![], vec!["text", "a"]),
+            (true, vec![display("b", None)], vec!["b"]),
+        ] {
+            let mut capture = captured(1_000, &[(O, b"text")]);
+            capture.insert(display("a", Some("x")), 1);
+            capture.insert(Rich::Clear { wait }, 1);
+            for rich in after {
+                assert!(capture.insert(rich, 1));
+            }
+            assert_eq!(shown(capture.into_outputs(&[])), wanted, "wait {wait}");
+        }
+    }
+
+    #[test]
+    fn a_display_that_is_cleared_again_and_again_costs_no_more_than_one() {
+        let mut capture = Capture::new(2_000);
+        for _ in 0..1_000 {
+            assert!(capture.insert(display(&"x".repeat(1_000), Some("p")), 1));
+            assert!(capture.insert(update(&"y".repeat(1_500), "p"), 1), "the old one's room is free again");
+            capture.insert(Rich::Clear { wait: true }, 1);
+        }
+        assert!(!capture.is_truncated());
+    }
+
+    #[test]
+    fn what_goes_over_the_cap_is_left_out_whole_and_leaves_what_was_there() {
+        let mut capture = Capture::new(1_000);
+        capture.insert(display("small", Some("x")), 1);
+        assert!(!capture.insert(update(&"y".repeat(100_000), "x"), 1));
+        assert!(!capture.insert(display(&"z".repeat(100_000), None), 1));
+        assert!(capture.insert(display("within the tail", None), 1));
+        assert!(capture.is_truncated());
+        assert_eq!(shown(capture.into_outputs(&[])), ["small", "within the tail"]);
+    }
+
     #[test]
     fn a_forged_order_that_overflows_is_not_used() {
         let capture = captured(100, &[(O, b"x")]);

@@ -34,7 +34,8 @@ use crate::engine::{CellRequest, Execution, Piece, Refusal};
 use crate::server::AppState;
 
 /// The longest silence on a stream, and the longest that a refusal is waited for before the stream begins.
-pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Its own tests do not wait so long.
+pub(super) const KEEP_ALIVE: Duration = Duration::from_millis(if cfg!(test) { 250 } else { 5_000 });
 
 /// How the events are written.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! An engine that answers by the code it is given and remembers what it was asked.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use serde_json::{Map, json};
 
 use crate::engine::run::NewSession;
 use crate::engine::{
-    Backends, CellRequest, ErrorOutput, Execution, KernelInfo, Language, Output, Refusal, Runner,
+    Backends, CellRequest, ErrorOutput, Execution, KernelInfo, Language, Output, Piece, Refusal, Runner,
     SessionChoice, Status, Stream, TenantId, Tier, Tiers,
 };
 use crate::launcher::plan::Profile;
@@ -19,9 +20,38 @@ use crate::server::code::*;
 pub(super) struct Fake {
     pub(super) asked: Arc<Mutex<Vec<CellRequest>>>,
     pub(super) sessions: Arc<Mutex<BTreeMap<(String, String), SessionEntry>>>,
+    dropped: Arc<AtomicBool>,
+}
+
+/// Notes when the engine's future is gone.
+struct Running(Arc<AtomicBool>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+fn pieces() -> Vec<Piece> {
+    let bundle = |text: &str| Map::from_iter([("text/plain".to_owned(), json!(text))]);
+    let shown = Output::DisplayData { data: bundle("a"), metadata: Map::new() };
+    vec![
+        Piece::Output {
+            output: Output::Stream { name: Stream::Stdout, text: "1\n".to_owned() },
+            display_id: None,
+        },
+        Piece::Output { output: shown, display_id: Some("d".to_owned()) },
+        Piece::Update { display_id: "d".to_owned(), data: bundle("b"), metadata: Map::new() },
+        Piece::Clear { wait: true },
+    ]
 }
 
 impl Fake {
+    /// True once a future of `execute` is gone, at its end or before.
+    pub(super) fn is_dropped(&self) -> bool {
+        self.dropped.load(Ordering::SeqCst)
+    }
+
     pub(super) fn last(&self) -> CellRequest {
         self.asked.lock().unwrap().last().expect("the engine was asked").clone()
     }
@@ -166,7 +196,20 @@ fn holds(tiers: Tiers, entry: &SessionEntry) -> bool {
 impl CodeEngine for Fake {
     fn execute(&self, request: CellRequest) -> Pending<'_, Result<Execution, Refusal>> {
         self.asked.lock().unwrap().push(request.clone());
+        let running = Running(Arc::clone(&self.dropped));
         Box::pin(async move {
+            let _running = running;
+            if let Some(watcher) = request.watcher.as_ref().filter(|_| request.code == "pieces") {
+                pieces().into_iter().for_each(|piece| watcher.send(piece).unwrap());
+            }
+            if request.code == "forever" {
+                request.watcher.as_ref().unwrap().send(pieces().remove(0)).unwrap();
+                std::future::pending::<()>().await;
+            }
+            if request.code == "late refusal" {
+                tokio::time::sleep(Duration::from_millis(900)).await;
+                return Err(Refusal::ShuttingDown);
+            }
             if let Some(times) = request.code.strip_prefix("sleep") {
                 let times = times.trim().parse().unwrap_or(1);
                 tokio::time::sleep(Duration::from_millis(300) * times).await;

@@ -8,6 +8,7 @@ mod fake;
 mod files;
 mod life;
 mod sessions;
+mod streams;
 
 use std::sync::Arc;
 use std::time::Duration;
