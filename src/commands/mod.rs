@@ -64,6 +64,8 @@ pub struct CommandsConfig {
     pub bash: Option<String>,
     /// Commands that run at once, over all tenants, and of one tenant.
     pub running_max: usize,
+    /// Those of one tenant.
+    pub running_per_tenant_max: usize,
     /// The sandbox's memory limit, for messages.
     pub memory_mib_max: u64,
     pub default_user: Option<String>,
@@ -161,7 +163,7 @@ impl Commands {
     pub fn new(config: CommandsConfig, launcher: Arc<dyn Launch>, store: Store) -> Arc<Commands> {
         let quota = CellQuota {
             running_max: config.running_max,
-            running_per_tenant_max: config.running_max,
+            running_per_tenant_max: config.running_per_tenant_max,
             waiting_max: 0,
         };
         Arc::new(Commands {

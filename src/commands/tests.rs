@@ -131,6 +131,7 @@ impl Stage {
             session_idle_max: Duration::from_secs(3600),
             bash: None,
             running_max: 3,
+            running_per_tenant_max: 3,
             memory_mib_max: 512,
             default_user: None,
             daemon_account: None,

@@ -4,6 +4,7 @@
 //! listeners. It cannot start programs, mount, trace or open files outside its folder.
 #![forbid(unsafe_code)]
 
+use std::collections::HashSet;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -33,6 +34,8 @@ pub mod confine;
 const STORE_FILE: &str = "caisson.db";
 /// How long the first launcher may take to greet: it loads the zygotes first.
 const FIRST_HELLO_MAX: Duration = Duration::from_secs(180);
+/// With several tenants, one may have this part of what may run at once.
+const TENANTS_SHARE: usize = 4;
 /// How long running cells may go on once the HTTP side has drained.
 const STOP_MAX: Duration = Duration::from_secs(5);
 
@@ -156,6 +159,13 @@ async fn keep_launcher(control: OwnedFd, client: Client, shutdown: CancellationT
     shutdown.cancel();
 }
 
+/// What one tenant may have running: with others beside it never all there is.
+fn of_one_tenant(config: &Config) -> usize {
+    let tenants = config.api_keys.iter().map(|key| &key.tenant).collect::<HashSet<_>>().len();
+    let running_max = config.limits.cells_running_max;
+    if tenants > 1 { (running_max / TENANTS_SHARE).max(1) } else { running_max }
+}
+
 fn file_settings(start: &DaemonStart) -> FileSettings {
     FileSettings { default_user: start.config.default_user.clone(), daemon_account: start.account.clone() }
 }
@@ -167,6 +177,7 @@ fn commands_config(start: &DaemonStart) -> CommandsConfig {
         session_idle_max: config.commands.session_idle,
         bash: config.commands.bash.clone(),
         running_max: config.limits.cells_running_max,
+        running_per_tenant_max: of_one_tenant(config),
         memory_mib_max: config.limits.memory_bytes / (1024 * 1024),
         default_user: config.default_user.clone(),
         daemon_account: start.account.clone(),
@@ -182,7 +193,7 @@ fn engine_config(start: &DaemonStart) -> EngineConfig {
         kernel_sessions_max: config.kernel.sessions_max,
         kernel_idle_max: config.kernel.session_idle,
         cells_running_max: limits.cells_running_max,
-        cells_running_per_tenant_max: limits.cells_running_max,
+        cells_running_per_tenant_max: of_one_tenant(config),
         output_chars_max: limits.output_chars_max,
         grace: limits.grace,
         timeout_default: limits.timeout_default,

@@ -114,6 +114,19 @@ pub struct Done {
     pub refused: Option<i32>,
 }
 
+/// What decides whether a line is looked at closer.
+#[derive(Deserialize)]
+struct HeadWire {
+    nonce: String,
+    event: String,
+}
+
+/// Most bytes that a line may take when it is built: a frame's length and what a large plot's numbers need.
+const WEIGHT_MAX: usize = 4 * FRAME_BYTES_MAX;
+/// What an object and any value take at least.
+const OBJECT_BYTES: usize = 640;
+const VALUE_BYTES: usize = 40;
+
 /// An interpreter sent a line longer than [`FRAME_BYTES_MAX`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the interpreter sent a line of more than {FRAME_BYTES_MAX} bytes on its control pipe")]
@@ -207,6 +220,22 @@ impl EventReader {
 }
 
 fn parse(line: &[u8], nonce: &Nonce) -> Option<Event> {
+    // What is nobody's is not built, and what would take too much room when it is built is not either: a few bytes of
+    // JSON make a node of a tree.
+    if let Ok(head) = serde_json::from_slice::<HeadWire>(line) {
+        if head.nonce != nonce.0 {
+            return None;
+        }
+        if weight(line) > WEIGHT_MAX {
+            return Some(if head.event == "done" {
+                Event::Done(Done::default())
+            } else {
+                Event::Rich(Rich::Dropped)
+            });
+        }
+    } else if weight(line) > WEIGHT_MAX {
+        return None;
+    }
     let wire = decode(line)?;
     if wire.nonce != nonce.0 {
         return None;
@@ -229,6 +258,23 @@ fn parse(line: &[u8], nonce: &Nonce) -> Option<Event> {
         })),
         _ => None,
     }
+}
+
+/// Roughly how many bytes a line takes when it is built. Strings count with their length in `line`.
+fn weight(line: &[u8]) -> usize {
+    let (mut weight, mut in_string, mut escaped) = (line.len(), false, false);
+    for byte in line {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            _ if in_string => {}
+            b'{' => weight += OBJECT_BYTES,
+            b'[' | b',' => weight += VALUE_BYTES,
+            _ => {}
+        }
+    }
+    weight
 }
 
 /// Strict first, because an honest line nearly always is; then once more with its text repaired.
@@ -379,6 +425,31 @@ mod tests {
         let events = read(b"{\"nonce\":\"N\",\"event\":\"done\",\"result\":\"a\xffb\"}\n");
         let [Event::Done(done)] = &events[..] else { panic!("one done frame") };
         assert_eq!(done.result.as_deref(), Some("a\u{fffd}b"));
+    }
+
+    #[test]
+    fn a_line_that_would_take_too_much_room_is_not_built() {
+        let tree = |nonce: &str, event: &str| {
+            let nodes = vec![r#"{"":0}"#; 500_000].join(",");
+            format!("{{\"nonce\":\"{nonce}\",\"event\":\"{event}\",\"data\":{{\"a\":[{nodes}]}}}}\n")
+        };
+        assert_eq!(read(tree("N", "display").as_bytes()), [Event::Rich(Rich::Dropped)]);
+        assert_eq!(
+            read(tree("N", "done").as_bytes()),
+            [Event::Done(Done::default())],
+            "the cell is over all the same"
+        );
+        assert_eq!(read(tree("M", "display").as_bytes()), []);
+        // A large plot's numbers are no such tree.
+        let numbers = vec!["1.2345678901234"; 600_000].join(",");
+        let plot = format!("{{\"nonce\":\"N\",\"event\":\"display\",\"data\":{{\"a\":[{numbers}]}}}}\n");
+        assert!(matches!(&read(plot.as_bytes())[..], [Event::Rich(Rich::Display { .. })]));
+        // Brackets in a text weigh nothing.
+        let text = format!(
+            "{{\"nonce\":\"N\",\"event\":\"display\",\"data\":{{\"a\":\"{}\"}}}}\n",
+            "[{,\\\"".repeat(200_000)
+        );
+        assert!(matches!(&read(text.as_bytes())[..], [Event::Rich(Rich::Display { .. })]));
     }
 
     #[test]

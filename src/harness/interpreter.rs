@@ -258,8 +258,12 @@ impl Interpreter {
             Ok(done) => {
                 let ending = if let Some(interrupting) = talk.interrupting.take() {
                     // It must not reach the next cell: once it is sent it arrives before whatever is written later.
-                    drop(timeout(INTERRUPT_WAIT, interrupting).await);
-                    Ending::Interrupted { timeout: talk.timeout }
+                    // While it is on its way there can be no next one.
+                    let timeout_of_cell = talk.timeout;
+                    match timeout(INTERRUPT_WAIT, interrupting).await {
+                        Ok(_sent) => Ending::Interrupted { timeout: timeout_of_cell },
+                        Err(_elapsed) => Ending::Unstoppable { timeout: timeout_of_cell },
+                    }
                 } else if talk.is_late() {
                     Ending::TimedOut { timeout: talk.timeout }
                 } else if done.error.is_some() {

@@ -61,8 +61,9 @@ fn chars_of(bundle: &Bundle) -> usize {
 fn chars_of_value(value: &Value) -> usize {
     match value {
         Value::String(text) => text.chars().count(),
-        Value::Array(values) => values.iter().map(|value| 1 + chars_of_value(value)).sum(),
-        Value::Object(map) => chars_of(map),
+        // Not less than what they take in memory would be worth: a limit in characters is one of memory too.
+        Value::Array(values) => 8 + values.iter().map(|value| 1 + chars_of_value(value)).sum::<usize>(),
+        Value::Object(map) => 64 + chars_of(map),
         Value::Null | Value::Bool(_) | Value::Number(_) => 8,
     }
 }

@@ -7,12 +7,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use rustix::net::RecvFlags;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use crate::launcher::plan::{
     Attestation, End, HELLO_BYTES_MAX, LaunchPlan, REPLY_BYTES, Reply, Request, SandboxId, SpaceId, Step,
@@ -22,6 +22,11 @@ use crate::sys::{packet, reactor};
 
 /// How long the daemon waits for the launcher's answer to one request.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Launches on their way at once: over all, and of one space. The others wait on our side, where who goes away has
+/// asked for nothing, and where the launcher's queue does not grow: what it is asked next is never far behind.
+const LAUNCHES_MAX: usize = 32;
+const LAUNCHES_PER_SPACE_MAX: usize = 8;
 
 /// Why no sandbox came back.
 #[derive(Debug, thiserror::Error)]
@@ -108,15 +113,24 @@ struct Shared {
     gone: watch::Sender<u64>,
     /// Something waits in the outbox.
     unsent: Notify,
+    window: Arc<Semaphore>,
+    windows: Mutex<HashMap<SpaceId, Weak<Semaphore>>>,
+}
+
+/// The right to have a launch on its way; held until it is answered, whoever still waits for it.
+#[derive(Debug)]
+struct Turn {
+    _of_space: OwnedSemaphorePermit,
+    _of_all: OwnedSemaphorePermit,
 }
 
 #[derive(Debug, Default)]
 struct State {
     socket: Option<Arc<AsyncFd<OwnedFd>>>,
     seq: u64,
-    /// What the socket had no room for. Bounded by the sandboxes and launches there can be.
+    /// What the socket had no room for. Bounded by the sandboxes there can be and [`LAUNCHES_MAX`].
     outbox: VecDeque<Request>,
-    launches: HashMap<u64, oneshot::Sender<Result<Sandbox, LaunchError>>>,
+    launches: HashMap<u64, (oneshot::Sender<Result<Sandbox, LaunchError>>, Turn)>,
     deletions: HashMap<u64, oneshot::Sender<io::Result<()>>>,
     interrupts: HashMap<u64, oneshot::Sender<()>>,
     live: HashMap<SandboxId, watch::Sender<Option<End>>>,
@@ -127,7 +141,9 @@ impl Client {
     pub fn new() -> Client {
         let (hello, gone) = (watch::channel(None).0, watch::channel(0).0);
         let state = Mutex::new(State::default());
-        Client { shared: Arc::new(Shared { state, hello, gone, unsent: Notify::new() }) }
+        let window = Arc::new(Semaphore::new(LAUNCHES_MAX));
+        let (unsent, windows) = (Notify::new(), Mutex::default());
+        Client { shared: Arc::new(Shared { state, hello, gone, unsent, window, windows }) }
     }
 
     /// Takes a connected socket of a launcher and serves it until that launcher is gone. Must run inside the
@@ -168,9 +184,11 @@ impl Client {
 
     /// Asks for a sandbox and waits for it.
     pub async fn launch(&self, plan: LaunchPlan) -> Result<Sandbox, LaunchError> {
+        let turn = tokio::time::timeout(ANSWER_TIMEOUT, self.turn(plan.space));
+        let turn = turn.await.map_err(|_elapsed| LaunchError::Timeout)?;
         let (answer, waiting) = oneshot::channel();
         let seq = self.send(|seq, state| {
-            state.launches.insert(seq, answer);
+            state.launches.insert(seq, (answer, turn));
             Request::Launch { seq, plan }
         })?;
         match tokio::time::timeout(ANSWER_TIMEOUT, waiting).await {
@@ -181,6 +199,25 @@ impl Client {
                 Err(LaunchError::Timeout)
             }
         }
+    }
+
+    /// Waits for a place among the launches of a space, then for one among all: a space with many of them has no more
+    /// in the common queue than its own window.
+    async fn turn(&self, space: SpaceId) -> Turn {
+        let window = {
+            let mut windows = self.shared.windows.lock().unwrap_or_else(PoisonError::into_inner);
+            windows.retain(|_, window| window.strong_count() > 0);
+            let known = windows.get(&space).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let window = Arc::new(Semaphore::new(LAUNCHES_PER_SPACE_MAX));
+                windows.insert(space, Arc::downgrade(&window));
+                window
+            })
+        };
+        let closed = "nobody closes a window";
+        let of_space = window.acquire_owned().await.expect(closed);
+        let of_all = Arc::clone(&self.shared.window).acquire_owned().await.expect(closed);
+        Turn { _of_space: of_space, _of_all: of_all }
     }
 
     /// Ends a space's sandboxes and deletes its files.
@@ -276,13 +313,13 @@ impl Client {
                 let sandbox = self.adopt(sandbox, attestation, descriptors);
                 let waiting = self.lock().launches.remove(&seq);
                 // Nobody waits any more: the sandbox is dropped here, outside the lock, and so ended.
-                if let (Some(waiting), Some(sandbox)) = (waiting, sandbox) {
+                if let (Some((waiting, _turn)), Some(sandbox)) = (waiting, sandbox) {
                     drop(waiting.send(Ok(sandbox)));
                 }
             }
             Reply::LaunchFailed { seq, step, errno } => {
                 let waiting = self.lock().launches.remove(&seq);
-                if let Some(waiting) = waiting {
+                if let Some((waiting, _turn)) = waiting {
                     let source = io::Error::from_raw_os_error(errno);
                     drop(waiting.send(Err(LaunchError::Step { step, source })));
                 }
@@ -337,7 +374,7 @@ impl Client {
         let interrupts = std::mem::take(&mut state.interrupts);
         let live = std::mem::take(&mut state.live);
         drop(state);
-        for (_, waiting) in launches {
+        for (_, (waiting, _turn)) in launches {
             drop(waiting.send(Err(LaunchError::Gone)));
         }
         drop(deletions);
@@ -366,5 +403,74 @@ async fn read_packet(socket: &AsyncFd<OwnedFd>, buffer: &mut [u8]) -> io::Result
             Ok(result) => return result,
             Err(_would_block) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launcher::plan::{Account, Origin, Profile, REQUEST_BYTES};
+    use crate::launcher::posture::{Posture, PostureReport};
+
+    fn hello() -> Hello {
+        Hello {
+            posture: PostureReport { posture: Posture::Full, layers: Vec::new(), root: true, uid: 0 },
+            python: None,
+            node: None,
+            kernels: Vec::new(),
+            accounts: Vec::new(),
+            warm: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    fn plan(space: u64) -> LaunchPlan {
+        LaunchPlan {
+            space: SpaceId(space),
+            profile: Profile::Node,
+            origin: Origin::Strict,
+            account: Account(0),
+            interpreter: 0,
+        }
+    }
+
+    /// The plans that the launcher has been sent by now.
+    async fn asked(socket: &OwnedFd) -> Vec<(u64, u64)> {
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        let mut found = Vec::new();
+        let mut buffer = [0_u8; REQUEST_BYTES];
+        while let Ok((length, _)) = packet::receive(socket, &mut buffer, RecvFlags::DONTWAIT) {
+            if let Ok(Request::Launch { seq, plan }) = Request::decode(&buffer[..length]) {
+                found.push((seq, plan.space.0));
+            }
+        }
+        found
+    }
+
+    #[tokio::test]
+    async fn who_goes_away_before_its_turn_has_asked_for_nothing_and_no_space_crowds_out_another() {
+        let (ours, theirs) = packet::pair().expect("a socket");
+        let client = Client::new();
+        let attached = client.clone();
+        tokio::spawn(async move { attached.attach(ours).await });
+        packet::send(&theirs, &serde_json::to_vec(&hello()).expect("JSON"), &[]).expect("room");
+        client.hello().wait_for(Option::is_some).await.expect("greeted");
+        let launch = |space| {
+            let client = client.clone();
+            tokio::spawn(async move { client.launch(plan(space)).await.map(|sandbox| sandbox.id) })
+        };
+        let flood: Vec<_> = (0..200).map(|_| launch(1)).collect();
+        let first = asked(&theirs).await;
+        assert_eq!(first.len(), LAUNCHES_PER_SPACE_MAX);
+        launch(2);
+        assert_eq!(asked(&theirs).await.iter().map(|it| it.1).collect::<Vec<_>>(), [2], "at once");
+        flood.iter().for_each(tokio::task::JoinHandle::abort);
+        assert_eq!(asked(&theirs).await, []);
+        // What is on its way counts until it is answered, whoever has asked for it.
+        launch(1);
+        assert_eq!(asked(&theirs).await, []);
+        let answer = Reply::LaunchFailed { seq: first[0].0, step: Step::Clone, errno: 11 };
+        packet::send(&theirs, &answer.encode(), &[]).expect("room");
+        assert_eq!(asked(&theirs).await.len(), 1);
     }
 }

@@ -36,12 +36,15 @@ pub(super) struct Bounds {
     /// proxies keep theirs (a minute at most), so that it is the client who closes: closing under a request on its way
     /// would be an error that nobody may repeat.
     pub(super) keep_alive_max: Duration,
+    /// How long a peer may take nothing of an answer.
+    pub(super) write_max: Duration,
 }
 
 pub(super) const BOUNDS: Bounds = Bounds {
     connections_max: 4096,
     head_read_max: Duration::from_secs(10),
     keep_alive_max: Duration::from_secs(75),
+    write_max: Duration::from_secs(60),
 };
 /// Largest request head, in bytes.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
@@ -168,7 +171,8 @@ async fn connection(stream: TcpStream, phase: Phase, shared: Arc<Shared>, watche
             response
         });
     let service = TowerToHyperService::new(service);
-    let stream = TokioIo::new(Patient::new(stream, phase, shared.bounds.head_read_max));
+    let stream =
+        TokioIo::new(Patient::new(stream, phase, shared.bounds.head_read_max, shared.bounds.write_max));
     let connection = shared.builder.serve_connection(stream, service).into_owned();
     tokio::select! {
         ended = watcher.watch(connection) => log_end(ended),

@@ -97,11 +97,30 @@ pub(super) struct Patient<S> {
     phase: Phase,
     head_max: Duration,
     deadline: Pin<Box<Sleep>>,
+    write_max: Duration,
+    /// Runs while the peer takes nothing of what is to be written.
+    stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Patient<S> {
-    pub(super) fn new(stream: S, phase: Phase, head_max: Duration) -> Patient<S> {
-        Patient { stream, phase, head_max, deadline: Box::pin(tokio::time::sleep(head_max)) }
+    /// `write_max`: how long a peer may take nothing of an answer.
+    pub(super) fn new(stream: S, phase: Phase, head_max: Duration, write_max: Duration) -> Patient<S> {
+        let deadline = Box::pin(tokio::time::sleep(head_max));
+        Patient { stream, phase, head_max, deadline, write_max, stalled: None }
+    }
+
+    /// An answer that nobody takes is memory that nobody gives back.
+    fn bound<T>(&mut self, context: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if polled.is_ready() {
+            self.stalled = None;
+            return polled;
+        }
+        let write_max = self.write_max;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(write_max)));
+        match stalled.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut))),
+            Poll::Pending => Poll::Pending,
+        }
     }
 }
 
@@ -128,11 +147,15 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.stream).poll_write(context, bytes);
+        this.bound(context, polled)
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.stream).poll_flush(context);
+        this.bound(context, polled)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -144,7 +167,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, slices)
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.stream).poll_write_vectored(context, slices);
+        this.bound(context, polled)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -163,13 +188,36 @@ mod tests {
     fn connection() -> (DuplexStream, Patient<DuplexStream>, Phase) {
         let (peer, ours) = duplex(1024);
         let phase = Phase::new();
-        (peer, Patient::new(ours, phase.clone(), HEAD_MAX), phase)
+        (peer, Patient::new(ours, phase.clone(), HEAD_MAX, HEAD_MAX), phase)
     }
 
     async fn read(stream: &mut Patient<DuplexStream>) -> io::Result<usize> {
         let mut buffer = [0; 64];
         let longest = HEAD_MAX * 4;
         tokio::time::timeout(longest, stream.read(&mut buffer)).await.unwrap_or(Ok(usize::MAX))
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_takes_nothing_of_its_answer_is_not_waited_for() {
+        let (mut peer, mut ours, phase) = connection();
+        phase.begin();
+        let answer = vec![b'x'; 4096];
+        let written = tokio::time::timeout(HEAD_MAX * 8, ours.write_all(&answer)).await.expect("in time");
+        assert_eq!(written.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let (mut taken, mut slow) = (0, [0; 512]);
+        let (_peer, mut ours, phase) = connection();
+        phase.begin();
+        let mut slow_peer = _peer;
+        let writes = ours.write_all(&answer);
+        let reads = async {
+            while taken < 4096 {
+                tokio::time::sleep(HEAD_MAX / 3).await;
+                taken += slow_peer.read(&mut slow).await.unwrap();
+            }
+        };
+        let (written, ()) = tokio::join!(writes, reads);
+        assert!(written.is_ok(), "one that is slow takes its time");
+        assert!(peer.read(&mut slow).await.is_ok());
     }
 
     const STILL_OPEN: usize = usize::MAX;

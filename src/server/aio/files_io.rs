@@ -401,7 +401,12 @@ pub(super) async fn upload(
     };
     match upload.read(form).await {
         Ok(()) => {}
-        Err(Unread::Form(error)) => return refused(error.status(), error.body_text(), None),
+        Err(Unread::Form(error)) => {
+            // A body that breaks off is its sender's fault.
+            let status =
+                if error.status().is_server_error() { StatusCode::BAD_REQUEST } else { error.status() };
+            return refused(status, error.body_text(), None);
+        }
         Err(Unread::TooSlow) => {
             return refused(StatusCode::REQUEST_TIMEOUT, "Request body did not arrive in time", None);
         }

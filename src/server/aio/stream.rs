@@ -14,7 +14,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
-use std::pin::Pin;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -25,6 +24,7 @@ use futures_util::stream::unfold;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio_util::task::AbortOnDropHandle;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::refuse::{self, Generation};
@@ -81,9 +81,10 @@ impl Format {
     }
 }
 
-type Run = Pin<Box<dyn Future<Output = Result<Execution, Refusal>> + Send>>;
+/// A task of its own: a stream that nobody reads holds back its pieces, not the cell's clock.
+type Run = AbortOnDropHandle<Result<Execution, Refusal>>;
 
-/// A cell that runs while its stream is read. Dropped with the connection, it ends a one-off.
+/// A cell that runs beside its stream. Dropped with the connection, it ends a one-off.
 struct Live {
     format: Format,
     run: Option<Run>,
@@ -110,7 +111,8 @@ pub(super) async fn execute(state: &AppState, mut cell: CellRequest, format: For
         outcome.unwrap_or_else(|Panicked| Ok(broken(language, code)))
     };
     let counted = state.lifecycle().enter();
-    let mut live = Live { format, run: Some(Box::pin(run)), pieces, first: None, _counted: counted };
+    let run = AbortOnDropHandle::new(tokio::spawn(run));
+    let mut live = Live { format, run: Some(run), pieces, first: None, _counted: counted };
     match live.step().await {
         Step::Ended(Err(refusal)) => return refuse::refusal(refusal, Generation::V2),
         first => live.first = Some(first),
@@ -134,7 +136,8 @@ impl Live {
         tokio::select! {
             biased;
             Some(piece) = self.pieces.recv() => Step::Piece(piece),
-            ended = run => Step::Ended(ended),
+            // It does not panic; without a runtime the daemon is at its end.
+            ended = run => Step::Ended(ended.unwrap_or(Err(Refusal::ShuttingDown))),
             () = tokio::time::sleep(KEEP_ALIVE) => Step::Silence,
         }
     }

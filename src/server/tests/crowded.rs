@@ -55,7 +55,7 @@ async fn a_connection_without_a_key_is_kept_as_long_as_a_head_may_take_and_one_w
 #[tokio::test(flavor = "multi_thread")]
 async fn when_all_connections_are_held_the_stranger_that_was_quiet_for_longest_makes_room() {
     let long = Duration::from_secs(600);
-    let bounds = Bounds { connections_max: 4, head_read_max: long, keep_alive_max: long };
+    let bounds = Bounds { connections_max: 4, head_read_max: long, keep_alive_max: long, write_max: long };
     let (address, shutdown, serving) = start_within(bounds, KEY).await;
     let connect = || async { TcpStream::connect(address).await.unwrap() };
     let (mut idle, mut busy) = (connect().await, connect().await);

@@ -69,6 +69,7 @@ fn state_with(config: Config, engine: Fake) -> AppState {
         session_idle_max: Duration::from_secs(3600),
         bash: None,
         running_max: 4,
+        running_per_tenant_max: 4,
         memory_mib_max: 512,
         default_user: None,
         daemon_account: None,

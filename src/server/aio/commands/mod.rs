@@ -26,7 +26,7 @@ mod wire;
 use wire::{CommandOutputData, CommandRunData, OutputAsk, RunAsk};
 
 /// Most bytes of one stream in an answer to a read; the next read goes on where it ends.
-const READ_BYTES_MAX: usize = 4 * 1024 * 1024;
+const READ_BYTES_MAX: usize = 1024 * 1024;
 
 pub(super) fn v1_routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new().merge(bash::routes()).merge(shell::routes()).merge(packages::v1_routes())

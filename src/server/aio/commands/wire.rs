@@ -17,6 +17,9 @@ const OUTPUT_CHARS_DEFAULT: usize = 50_000;
 const TRUNCATED: &str = "\n... output truncated ...\n";
 /// Longest time that a request may name, in seconds.
 const SECONDS_MAX: f64 = 604_800.0;
+/// Largest environment of a session or command: an exec takes no more of one variable.
+const ENV_ENTRIES_MAX: usize = 1_000;
+const ENV_BYTES_MAX: usize = 128 * 1024;
 /// How long a read waits for news when the request does not say.
 const WAIT_DEFAULT: Duration = Duration::from_secs(30);
 
@@ -54,6 +57,13 @@ impl Body {
 
     pub(super) fn environment(&mut self, field: &'static str) -> Vec<(String, Option<String>)> {
         let env = self.fields.text_map(field).unwrap_or_default();
+        let bytes: usize =
+            env.iter().map(|(name, value)| name.len() + value.as_deref().map_or(0, str::len)).sum();
+        if env.len() > ENV_ENTRIES_MAX || bytes > ENV_BYTES_MAX {
+            let message = format!("{field} may have {ENV_ENTRIES_MAX} entries and {ENV_BYTES_MAX} bytes");
+            self.reasons.push(FieldError::in_body(field, "value_error.size", message));
+            return Vec::new();
+        }
         let fits = |(name, value): &(String, Option<String>)| {
             let value_fits = !value.as_deref().unwrap_or_default().contains('\0');
             !name.is_empty() && !name.contains(['=', '\0']) && value_fits
