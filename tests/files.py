@@ -82,10 +82,16 @@ class Plane:
     def download(self, path, **more):
         return self.request("GET", "/v2/fs/download", {"path": path}, **more)
 
-    def upload(self, path, content, wait_s=60):
+    @staticmethod
+    def form(path, content):
         form = b"--B\r\nContent-Disposition: form-data; name=\"path\"\r\n\r\n" + path.encode() + b"\r\n"
-        form += b"--B\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n" + content + b"\r\n--B--\r\n"
+        return form + b"--B\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n" + content + b"\r\n--B--\r\n"
+
+    def send_form(self, form, wait_s=60):
         return self.request("POST", "/v2/fs/upload", None, form, {"Content-Type": "multipart/form-data; boundary=B"}, wait_s)
+
+    def upload(self, path, content, wait_s=60):
+        return self.send_form(self.form(path, content), wait_s)
 
     def put_tree(self, path, archive):
         return self.request("PUT", "/v2/fs/tree", {"path": path}, archive, {"Content-Type": "application/x-tar"})
@@ -455,6 +461,19 @@ def crowd(daemon, client, plane):
     needs(not left, "left behind: %s" % left)
 
 
+def broken_off(daemon, client, plane):
+    """An upload whose form has no end is the caller's mistake, and the file that was there stays."""
+    needs(plane.write("/tmp/kept", "as it was").status == 200, "write")
+    whole = plane.form("/tmp/kept", b"x" * 200_000)
+    for sent in (len(whole) - 9, len(whole) - 1000, len(whole) // 2, 60):
+        reply = plane.send_form(whole[:sent])
+        needs(reply.status == 400 and reply.body["message"], "%d of %d bytes: %s" % (sent, len(whole), reply))
+    needs(plane.read("/tmp/kept").data["content"] == "as it was", plane.read("/tmp/kept"))
+    left = [it["name"] for it in plane.get("/v2/fs/list", path="/tmp").data["files"] if it["name"].startswith(".caisson-")]
+    needs(not left, "left behind: %s" % left)
+    needs(plane.send_form(whole).status == 200 and len(plane.download("/tmp/kept").content) == 200_000, "the whole form is not taken")
+
+
 def full(daemon, client, plane):
     # The file system gives back what it had set aside whenever it has written something down.
     run_guest(client, """
@@ -662,7 +681,7 @@ def main():
     tests = [
         ("the walk-through", walkthrough), ("traps", traps), ("names that are no text", names),
         ("1,500 levels", deep), ("modes of 000", forbidden_modes), ("files that change while they are sent", pulled_away),
-        ("owners", owners), ("two tenants", tenants), ("a crowd", crowd), ("a full space", full), ("helpers that die", dying),
+        ("owners", owners), ("two tenants", tenants), ("a crowd", crowd), ("a form without an end", broken_off), ("a full space", full), ("helpers that die", dying),
         ("a helper is no guest", unlike_a_guest), ("races", lambda *it: races(*it, args.race_seconds)),
     ]
     large = [("transfers", lambda *it: transfers(*it, args.transfer_mib)), ("100,000 entries", many)]
