@@ -822,6 +822,8 @@ def limits(report):
         report.run("the session that idles longest makes room", room, api)
         report.run("a tenant's commands have a bound", bound, api)
         report.run("an idle session is closed, and a busy one is not", idle, api)
+    with live.Daemon("commands-share", {**SMALL, "CODE_INTERPRETER_API_KEYS": "a=KEYA,b=KEYB"}) as daemon:
+        report.run("a tenant among others has its share", share, daemon)
 
 
 def names(api):
@@ -854,6 +856,24 @@ def bound(api):
     same(api.client.run("print(1)").stdout, "1\n", "cells have places of their own")
     api.end("s")
     same(api.run("echo room")["stdout"], "room\n")
+
+
+def share(daemon):
+    """Of four places a tenant among two has one, of cells as of commands, and its neighbour's are free."""
+    a, b = Api(daemon, "KEYA"), Api(daemon, "KEYB")
+    a.begin("sleep 30", session="s")
+    same(a.run("true", status=429)["message"], "Too many commands are running (1)")
+    same(b.run("echo room")["stdout"], "room\n")
+    a.end("s")
+    same(a.run("echo room")["stdout"], "room\n")
+    slow = threading.Thread(target=lambda: a.client.run("import time; time.sleep(3)"))
+    slow.start()
+    time.sleep(1)
+    started = time.monotonic()
+    same(b.client.run("print(1)").stdout, "1\n")
+    holds(slow.is_alive(), "the neighbour's cell had to wait: %.1f s" % (time.monotonic() - started))
+    same(a.client.run("print(2)").stdout, "2\n")
+    holds(not slow.is_alive() or slow.join(2) is None and not slow.is_alive(), "two cells of a tenant ran at once")
 
 
 def idle(api):

@@ -62,7 +62,7 @@ pub struct CommandsConfig {
     pub session_idle_max: Duration,
     /// The bash of commands, as the sandbox sees it; `None` is the first on its `PATH` (`AIO_BASH_BIN`).
     pub bash: Option<String>,
-    /// Commands that run at once, over all tenants, and of one tenant.
+    /// Commands that run at once, over all tenants.
     pub running_max: usize,
     /// Those of one tenant.
     pub running_per_tenant_max: usize,
@@ -215,7 +215,7 @@ impl Commands {
 
     async fn run_in(&self, session: &Arc<Session>, run: Run) -> Result<Running, Refused> {
         let place = self.admission.try_admit(&session.birth.tenant);
-        let place = place.ok_or(Refused::TooManyCommands { max: self.config.running_max })?;
+        let place = place.map_err(|taken| Refused::TooManyCommands { max: taken.max })?;
         let agent = session.agent(&*self.launcher, self.config.memory_mib_max).await?;
         let (program, text) = self.program(&agent, run.wanted)?;
         let cwd = session.directory(run.cwd.as_deref());

@@ -77,7 +77,7 @@ impl Commands {
             return Err(busy());
         }
         let place = self.admission.try_admit(&session.birth.tenant);
-        let place = place.ok_or(Refused::TooManyCommands { max: self.config.running_max })?;
+        let place = place.map_err(|taken| Refused::TooManyCommands { max: taken.max })?;
         let agent = session.agent(&*self.launcher, self.config.memory_mib_max).await?;
         let bash = self.bash(&agent).ok_or(Refused::NoShell("bash"))?;
         let nonce = agent.number();

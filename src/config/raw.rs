@@ -233,7 +233,7 @@ pub(crate) struct RawLimits {
     #[config(env = "CAISSON_GRACE_SECS", default = 5)]
     pub(crate) grace_secs: u64,
 
-    /// Cells that run at once, over all tenants.
+    /// Cells that run at once, over all tenants, and as many commands. With several tenants, one has at most a quarter of them.
     #[config(env = "CAISSON_CELLS_RUNNING_MAX", default = 256)]
     pub(crate) cells_running_max: u64,
 }

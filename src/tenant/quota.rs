@@ -37,6 +37,12 @@ pub struct Place {
     _tenant: OwnedSemaphorePermit,
 }
 
+/// Every place is taken: of the tenant's, or of all there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    pub max: usize,
+}
+
 #[derive(Debug)]
 struct Gate {
     places: Arc<Semaphore>,
@@ -66,10 +72,14 @@ impl Admission {
     }
 
     /// A place now, or none: for what may run without an end, and whose turn might never come.
-    pub fn try_admit(&self, tenant: &TenantId) -> Option<Place> {
-        let of_tenant = Arc::clone(&self.gate_of(tenant).places).try_acquire_owned().ok()?;
-        let of_all = Arc::clone(&self.all.places).try_acquire_owned().ok()?;
-        Some(Place { _all: of_all, _tenant: of_tenant })
+    pub fn try_admit(&self, tenant: &TenantId) -> Result<Place, Taken> {
+        let quota = &self.quota;
+        let of_tenant = Arc::clone(&self.gate_of(tenant).places)
+            .try_acquire_owned()
+            .map_err(|_| Taken { max: quota.running_per_tenant_max })?;
+        let of_all =
+            Arc::clone(&self.all.places).try_acquire_owned().map_err(|_| Taken { max: quota.running_max })?;
+        Ok(Place { _all: of_all, _tenant: of_tenant })
     }
 
     /// Lets nothing in any more.
@@ -162,11 +172,11 @@ mod tests {
         let admission = admission();
         let _one = admission.try_admit(&tenant("a")).expect("room");
         let two = admission.try_admit(&tenant("a")).expect("room");
-        assert!(admission.try_admit(&tenant("a")).is_none(), "the tenant's share");
+        assert_eq!(admission.try_admit(&tenant("a")).map(drop), Err(Taken { max: 2 }), "the tenant's share");
         let _three = admission.try_admit(&tenant("b")).expect("room");
-        assert!(admission.try_admit(&tenant("b")).is_none(), "everybody's");
+        assert_eq!(admission.try_admit(&tenant("b")).map(drop), Err(Taken { max: 3 }), "everybody's");
         drop(two);
-        assert!(admission.try_admit(&tenant("a")).is_some());
+        assert!(admission.try_admit(&tenant("a")).is_ok());
         assert_eq!(admission.running(), 2);
     }
 
