@@ -33,6 +33,9 @@ use crate::harness::outcome::{CellOutcome, Ending, Lost, Stopped};
 
 /// How long a new kernel may take until it answers.
 const READY_MAX: Duration = Duration::from_secs(60);
+/// How long a fresh kernel may be silent before it is asked again. Servers lose requests that come while they
+/// connect themselves to the kernel; Jupyter's own clients ask again as well.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(3);
 /// How long a lost connection is tried again, and the pause between two tries.
 const RECONNECT_MAX: Duration = Duration::from_secs(5);
 const RECONNECT_PAUSE: Duration = Duration::from_millis(250);
@@ -166,7 +169,7 @@ impl RemoteKernel {
         let prepared = async {
             let mut link =
                 Link::open(&lease.rest, &lease.id, &session).await.map_err(EndpointError::NotReady)?;
-            let info = ask(&mut link, &session, "kernel_info_request", &NoFields {}).await?;
+            let info = first_answer(&mut link, &session).await?;
             if let Some(cwd) = cwd {
                 change_directory(&mut link, &session, cwd).await?;
             }
@@ -505,12 +508,39 @@ async fn ask<C: Serialize>(
     kind: &str,
     content: &C,
 ) -> Result<Message, EndpointError> {
+    let asked = [send(link, session, kind, content).await?];
+    answer(link, &asked).await
+}
+
+/// Asks a fresh kernel until it answers.
+async fn first_answer(link: &mut Link, session: &str) -> Result<Message, EndpointError> {
+    let mut asked = Vec::new();
+    loop {
+        asked.push(send(link, session, "kernel_info_request", &NoFields {}).await?);
+        if let Ok(answered) = timeout(ASKED_AGAIN_AFTER, answer(link, &asked)).await {
+            return answered;
+        }
+    }
+}
+
+/// Sends a request on the shell channel; its id.
+async fn send<C: Serialize>(
+    link: &mut Link,
+    session: &str,
+    kind: &str,
+    content: &C,
+) -> Result<String, EndpointError> {
     let id = Uuid::new_v4().simple().to_string();
     let request = Request { channel: Channel::Shell, kind, id: &id, session, content };
     link.send(request).await.map_err(EndpointError::NotReady)?;
+    Ok(id)
+}
+
+/// Waits for the reply to one of the requests.
+async fn answer(link: &mut Link, asked: &[String]) -> Result<Message, EndpointError> {
     loop {
         match link.hear().await {
-            Heard::Message(reply) if reply.channel == Channel::Shell && reply.parent == id => {
+            Heard::Message(reply) if reply.channel == Channel::Shell && asked.contains(&reply.parent) => {
                 return Ok(reply);
             }
             Heard::Message(_) | Heard::Nothing => {}

@@ -770,6 +770,18 @@ async fn a_kernel_that_cannot_be_spoken_to_is_an_error_of_the_start_and_deleted(
 }
 
 #[tokio::test]
+async fn a_first_request_that_a_server_loses_is_made_again() {
+    let script = Script::cells(echo).with_connections(|mut wire, _| async move {
+        let (kind, ..) = wire.request().await?;
+        assert_eq!(kind, "kernel_info_request");
+        Some(wire)
+    });
+    let (_fake, endpoint) = Fake::start(script).await;
+    let ran = run(kernel(&endpoint).await, "here").await;
+    assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "here", "{:?}", ran.outcome);
+}
+
+#[tokio::test]
 async fn a_server_that_comes_back_is_found_again() {
     let (fake, endpoint) = Fake::start(Script::cells(echo)).await;
     let port = fake.port();
