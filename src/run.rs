@@ -134,6 +134,8 @@ async fn hello(client: &Client, socket: Option<OwnedFd>) -> anyhow::Result<Arc<H
     let mut serving = tokio::spawn(async move { attached.attach(socket).await });
     let mut hello = client.hello();
     tokio::select! {
+        // The greeting first: a launcher that can promise nothing ends right after it.
+        biased;
         greeted = tokio::time::timeout(HELLO_MAX, hello.wait_for(Option::is_some)) => match greeted {
             Ok(Ok(found)) => found.clone().ok_or_else(|| anyhow::anyhow!("the launcher is gone")),
             _ => anyhow::bail!("the launcher did not come up within {} s", HELLO_MAX.as_secs()),
