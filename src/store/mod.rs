@@ -19,10 +19,14 @@ use crate::session::{SessionKey, epoch_ms};
 use crate::tenant::audit::AuditRecord;
 
 mod journal;
+mod reader;
 mod schema;
+mod work;
 mod writer;
 
 use journal::{Journal, Position};
+use reader::Readers;
+use work::Work;
 
 /// Requests that may wait for the writer. An audit record beyond that is dropped and counted.
 const WAITING_MAX: usize = 8_192;
@@ -50,6 +54,8 @@ pub enum StoreError {
     Thread(std::io::Error),
     #[error("failed to write to the store; the log has the reason")]
     NotWritten,
+    #[error("failed to read the store: {0}")]
+    Read(rusqlite::Error),
     #[error("the store is closed")]
     Closed,
 }
@@ -66,6 +72,8 @@ struct Shared {
     remembered: HashSet<SessionKey>,
     audit_dropped: AtomicU64,
     journal: Journal,
+    /// Absent for a store in memory, which its writer alone can see.
+    readers: Option<Readers>,
 }
 
 /// What the writer is asked.
@@ -84,6 +92,8 @@ enum Command {
         key: SessionKey,
         answer: oneshot::Sender<()>,
     },
+    /// Something that a module keeps in tables of its own.
+    Work(Box<dyn Work>),
     /// Takes what waits in the journal.
     TakeAudit,
     Flush {
@@ -97,7 +107,7 @@ impl Store {
         let journal = path.with_extension("journal");
         let opened = Connection::open(path).map_err(StoreError::from);
         let opened = opened.and_then(|connection| {
-            Store::start(connection, |taken| {
+            Store::start(connection, Some(Readers::of(path)), |taken| {
                 Journal::open(&journal, taken)
                     .map_err(|source| StoreError::Journal { path: journal.clone(), source })
             })
@@ -107,7 +117,7 @@ impl Store {
 
     /// A store that is gone with its last handle.
     pub fn in_memory() -> Result<Store, StoreError> {
-        Store::start(Connection::open_in_memory()?, |_| {
+        Store::start(Connection::open_in_memory()?, None, |_| {
             Journal::in_memory()
                 .map_err(|source| StoreError::Journal { path: PathBuf::from("memory"), source })
         })
@@ -115,6 +125,7 @@ impl Store {
 
     fn start(
         mut connection: Connection,
+        readers: Option<Readers>,
         journal: impl FnOnce(Position) -> Result<Journal, StoreError>,
     ) -> Result<Store, StoreError> {
         connection.busy_timeout(BUSY_TIMEOUT)?;
@@ -124,7 +135,7 @@ impl Store {
         let remembered = writer::sessions(&connection)?;
         let taken = writer::taken(&connection)?;
         let journal = journal(taken)?;
-        let shared = Arc::new(Shared { remembered, audit_dropped: AtomicU64::new(0), journal });
+        let shared = Arc::new(Shared { remembered, audit_dropped: AtomicU64::new(0), journal, readers });
         let writers = Arc::clone(&shared);
         let (inbox, commands) = mpsc::channel(WAITING_MAX);
         // What an earlier life did not take.
@@ -184,6 +195,44 @@ impl Store {
     /// Audit rows that were dropped since the start.
     pub fn audit_dropped(&self) -> u64 {
         self.shared.audit_dropped.load(Ordering::Relaxed)
+    }
+
+    /// Does `work` in the writer's next transaction and returns what it returned once that is committed. An error of
+    /// its own undoes what it did and nothing else.
+    pub async fn write<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.ask(|answer| Command::Work(work::answered(work, answer))).await
+    }
+
+    /// The same without waiting for the commit: for what a kill may lose.
+    pub async fn write_behind(
+        &self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<()> + Send + 'static,
+    ) -> Result<(), StoreError> {
+        let (answer, _nobody) = oneshot::channel();
+        let command = Command::Work(work::answered(work, answer));
+        self.inbox.send(command).await.map_err(|_gone| StoreError::Closed)
+    }
+
+    /// Reads what is committed, beside the writer and without waiting for it.
+    pub async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        match &self.shared.readers {
+            Some(readers) => readers.read(work).await,
+            None => self.write(work).await,
+        }
+    }
+
+    /// The same on the caller's thread, for a start. `None` for a store in memory, in which nothing lies yet.
+    pub fn read_now<T>(
+        &self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<Option<T>, StoreError> {
+        self.shared.readers.as_ref().map(|readers| readers.read_now(work)).transpose()
     }
 
     /// Returns when everything asked before is committed.

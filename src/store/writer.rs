@@ -13,6 +13,7 @@ use crate::session::SessionKey;
 use crate::session::id::SessionId;
 use crate::store::Command;
 use crate::store::journal::{Journal, Position};
+use crate::store::work::{Payment, apart};
 use crate::tenant::audit::{AuditRecord, status_name};
 
 /// Most commands in one transaction.
@@ -26,6 +27,7 @@ const AUDIT_TRIM_EVERY: u64 = 10_000;
 enum Due {
     Done(oneshot::Sender<()>),
     Space(oneshot::Sender<SpaceId>, SpaceId),
+    Work(Box<dyn Payment>),
     Nobody,
 }
 
@@ -119,6 +121,7 @@ fn apply(connection: &Connection, command: Command) -> rusqlite::Result<Due> {
                 .execute(params![key.tenant.0, tier_word(&key.tier), key.id.as_str()])?;
             Due::Done(answer)
         }
+        Command::Work(work) => apart(connection, work)?.map_or(Due::Nobody, Due::Work),
         Command::TakeAudit => Due::Nobody,
         Command::Flush { answer } => Due::Done(answer),
     })
@@ -130,6 +133,7 @@ impl Due {
         match self {
             Due::Done(answer) => drop(answer.send(())),
             Due::Space(answer, space) => drop(answer.send(space)),
+            Due::Work(payment) => payment.pay(),
             Due::Nobody => {}
         }
     }

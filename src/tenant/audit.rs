@@ -16,6 +16,8 @@ pub enum Ran {
     Command,
     /// A line of a stateful shell.
     Shell,
+    /// A program of the code interpreter API, in whatever language.
+    Program,
 }
 
 impl Ran {
@@ -25,6 +27,7 @@ impl Ran {
             Ran::JavaScript => Language::JavaScript.name(),
             Ran::Command => "command",
             Ran::Shell => "shell",
+            Ran::Program => "program",
         }
     }
 }
