@@ -299,7 +299,8 @@ fn deliver(shared: &Shared, event: Event) {
         | Event::Stderr { number, .. }
         | Event::Taken { number, .. }
         | Event::Exit { number, .. }
-        | Event::Done { number, .. } => *number,
+        | Event::Done { number, .. }
+        | Event::Call { number, .. } => *number,
     };
     match shared.route(number) {
         Some(Route::Command(command)) => {
@@ -327,6 +328,7 @@ pub(super) fn tell(command: &Command, event: Event) {
         Event::Taken { bytes, .. } => command.hear_taken(bytes as usize),
         Event::Exit { exit, .. } => command.hear_exit(exit),
         // Lines have ends of this kind, and those go through their session.
-        Event::Ready(_) | Event::Done { .. } => {}
+        // Calls are made by programs that are asked to make some.
+        Event::Ready(_) | Event::Done { .. } | Event::Call { .. } => {}
     }
 }

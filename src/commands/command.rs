@@ -269,7 +269,7 @@ impl Command {
         self.kill();
     }
 
-    /// Notes that its limit has passed, and leaves the killing to whoever says so.
+    /// Notes that a limit of time has passed, and leaves the killing to whoever says so.
     pub fn note_time_out(&self) {
         self.lock().verdict.get_or_insert(Verdict::TimedOut);
     }

@@ -226,7 +226,8 @@ impl Commands {
         session.add(&command)?;
         let mut env = session.birth.env.clone();
         env.extend(run.env);
-        let start = Start { program, cwd: cwd.clone(), env, stdin_ends: run.stdin_ends };
+        let start =
+            Start { program, cwd: cwd.clone(), env, stdin_ends: run.stdin_ends, source: None, calls: None };
         agent.listen(number, Route::Command(Arc::downgrade(&command)));
         let guard = begin(session, &agent, &command, &Request::Start { number, start }).await?;
         if let Some(cwd) = cwd.filter(|_| run.keeps_cwd) {
@@ -305,7 +306,7 @@ impl Commands {
         let number = agent.number();
         let shown = cwd.clone().unwrap_or_default();
         let program = Program::Words(Vec::new());
-        let start = Start { program, cwd, env: Vec::new(), stdin_ends: true };
+        let start = Start { program, cwd, env: Vec::new(), stdin_ends: true, source: None, calls: None };
         let probe =
             Command::new(String::new(), shown, number, self.origin(session, Ran::Command), &agent, None);
         agent.listen(number, Route::Command(Arc::downgrade(&probe)));
@@ -413,8 +414,9 @@ async fn begin(
             session.take_back(command);
             Err(refused)
         }
-        // It may have been started: an answer about it, and not a refusal.
+        // It may have been started, and may have stopped its agent: an answer about it, and not a refusal.
         Err(_elapsed) => {
+            command.note_time_out();
             agent.end("its agent did not answer");
             command.ended().await;
             Ok(guard)

@@ -107,8 +107,7 @@ impl Session {
             books.hint = Some(format!("session was reset: {why}"));
         }
         let Birth { space, account, .. } = self.birth;
-        let plan =
-            LaunchPlan { space, profile: Profile::Commands, origin: Origin::Strict, account, interpreter: 0 };
+        let plan = LaunchPlan { account, ..LaunchPlan::new(space, Profile::Commands, Origin::Strict) };
         let agent = Arc::new(Agent::open(launcher, plan, memory_mib_max).await?);
         if self.lock().closed {
             return Err(Refused::NoSuchSession(self.birth.id.to_string()));
@@ -281,7 +280,7 @@ impl Session {
                 }
             }
             // Of the shell itself; a line has its own.
-            Event::Started { .. } | Event::NotADirectory { .. } | Event::Ready(_) => {}
+            Event::Started { .. } | Event::NotADirectory { .. } | Event::Ready(_) | Event::Call { .. } => {}
             taken @ Event::Taken { .. } => {
                 if let Some(line) = line {
                     tell(&line, taken);

@@ -3,6 +3,7 @@
 //! A line is a [`Command`] whose output is what the terminal showed. One line at a time.
 #![forbid(unsafe_code)]
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +55,8 @@ pub struct ShellStats {
 }
 
 impl Commands {
-    /// Hands a line to a shell. `Err` promises that nothing of it was run.
+    /// Hands a line to a shell. `Err` promises that nothing of it was run. A directory that is none is asked for in
+    /// vain first and then left out, so that what is said of the line names the one where it runs.
     pub async fn shell_run(&self, tenant: &TenantId, line: ShellLine) -> Result<Running, Refused> {
         let settled = self.settle(tenant, None).await?;
         let (session, made) = match &line.session {
@@ -66,7 +68,13 @@ impl Commands {
             }
         };
         let unborn = Unborn { table: &self.shells, session: made.then_some(&session) };
-        let running = self.shell_run_in(&session, line).await?;
+        let lenient = (line.cwd.is_some() && !line.strict).then(|| ShellLine { cwd: None, ..line.clone() });
+        let running = match self.shell_run_in(&session, ShellLine { strict: true, ..line }).await {
+            Err(Refused::NotADirectory(_)) if let Some(line) = lenient => {
+                self.shell_run_in(&session, line).await?
+            }
+            run => run?,
+        };
         unborn.keep();
         Ok(running)
     }
@@ -82,7 +90,9 @@ impl Commands {
         let bash = self.bash(&agent).ok_or(Refused::NoShell("bash"))?;
         let nonce = agent.number();
         let cwd = session.directory(None);
-        let shown = line.cwd.clone().or_else(|| cwd.clone()).unwrap_or_else(|| HOME_DIR.to_owned());
+        let home = Path::new(HOME_DIR);
+        let shown = line.cwd.as_ref().or(cwd.as_ref()).map_or(home.to_path_buf(), |cwd| home.join(cwd));
+        let shown = shown.to_string_lossy().into_owned();
         let origin = self.origin(session, Ran::Shell);
         let command = Command::new(line.text.clone(), shown, nonce, origin, &agent, Some(place));
         if !session.add_alone(&command) {

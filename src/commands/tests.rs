@@ -13,8 +13,8 @@ use super::*;
 use crate::backend::native::fake::hello;
 use crate::inside::commands::frame::{Decoder, Event, Exit, Found, REQUEST_BYTES_MAX};
 use crate::launcher::client::{Ender, LaunchError, Sandbox};
-use crate::launcher::plan::{Attestation, End, LaunchPlan, SandboxId};
-use crate::zygote::{Launching, Opening};
+use crate::launcher::plan::{Attestation, End, LaunchPlan, SandboxId, SpaceId};
+use crate::zygote::{Deleting, Launching, Opening};
 
 /// The agent's side of a sandbox.
 struct Peer {
@@ -62,6 +62,10 @@ struct Sandboxes {
 }
 
 impl Launch for Sandboxes {
+    fn delete_space(&self, _: SpaceId) -> Deleting<'_> {
+        Box::pin(async { Err(LaunchError::Gone) })
+    }
+
     fn launch(&self, _: LaunchPlan) -> Launching<'_> {
         Box::pin(async { Err(LaunchError::Gone) })
     }
@@ -83,11 +87,13 @@ impl Launch for Sandboxes {
             self.peers.send(peer).map_err(|_| LaunchError::Gone)?;
             Ok(Sandbox {
                 id,
+                space: plan.space,
                 attestation: Attestation::default(),
                 requests,
                 events,
                 stdout: piped().0,
                 stderr: piped().0,
+                view: None,
                 ended: seen,
                 ender: Ender::of_nobody(id),
             })
@@ -411,4 +417,52 @@ async fn a_line_ends_by_its_own_nonce_only() {
     assert_eq!(shell.info().working_dir, "/tmp");
     let unknown = stage.commands.shell_run(&tenant(), line(Some("none".to_owned()))).await.map(drop);
     assert_eq!(unknown, Err(Refused::NoSuchSession("none".to_owned())));
+}
+
+#[tokio::test]
+async fn a_line_says_where_it_runs_and_not_where_it_was_to() {
+    let mut stage = Stage::new();
+    let line = |session: Option<&str>, cwd: &str, strict: bool| ShellLine {
+        session: session.map(str::to_owned),
+        text: "pwd".to_owned(),
+        cwd: Some(cwd.to_owned()),
+        strict,
+        keeps_links: false,
+        hard_timeout: None,
+    };
+    let (commands, asked) = (Arc::clone(&stage.commands), line(None, "/nope", false));
+    let asked = tokio::spawn(async move { commands.shell_run(&tenant(), asked).await });
+    let mut peer = stage.agent().await;
+    let Request::Shell { number, .. } = peer.hear().await else { panic!("no shell") };
+    let Request::Line { line: told, .. } = peer.hear().await else { panic!("no line") };
+    assert_eq!((told.cwd.as_deref(), told.strict), (Some("/nope"), true));
+    peer.say(&Event::Started { number }).await;
+    peer.say(&Event::NotADirectory { number: told.nonce }).await;
+    let Request::Line { line: told, .. } = peer.hear().await else { panic!("no second line") };
+    assert_eq!(told.cwd, None);
+    peer.say(&Event::Started { number: told.nonce }).await;
+    let running = joined(asked).await;
+    assert_eq!(running.command.cwd, "/home/sandbox");
+    let session = running.command.session().as_str().to_owned();
+    peer.say(&Event::Done { number, nonce: told.nonce, status: 0, cwd: "/home/sandbox".to_owned() }).await;
+    running.command.ended().await;
+    let shell = stage.commands.shell(&tenant(), &session).expect("it is there");
+    assert_eq!(shell.commands().len(), 1, "what was asked for in vain is no line");
+    // Relative to the home, as the shell takes it; and with `strict` there is no second try.
+    for (cwd, shown, strict) in [("sub", "/home/sandbox/sub", false), ("/nope", "/nope", true)] {
+        let (commands, asked) = (Arc::clone(&stage.commands), line(Some(&session), cwd, strict));
+        let asked = tokio::spawn(async move { commands.shell_run(&tenant(), asked).await });
+        let Request::Line { line: told, .. } = peer.hear().await else { panic!("no line") };
+        if strict {
+            peer.say(&Event::NotADirectory { number: told.nonce }).await;
+            let refused = asked.await.expect("no panic").map(drop);
+            assert_eq!(refused, Err(Refused::NotADirectory(shown.to_owned())));
+        } else {
+            peer.say(&Event::Started { number: told.nonce }).await;
+            let running = joined(asked).await;
+            assert_eq!(running.command.cwd, shown);
+            peer.say(&Event::Done { number, nonce: told.nonce, status: 0, cwd: shown.to_owned() }).await;
+            running.command.ended().await;
+        }
+    }
 }

@@ -130,7 +130,50 @@ fn refuse() -> anyhow::Result<[BpfProgram; 2]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Store;
     use crate::sys::raw;
+
+    #[test]
+    fn a_confined_daemons_store_takes_a_large_write_and_opens_nothing_elsewhere() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().to_owned();
+        let confined = std::thread::spawn(move || {
+            confine(&path).expect("this kernel has seccomp");
+            let is_bounded = std::fs::read_dir(std::env::temp_dir()).is_err();
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let written = runtime.block_on(async {
+                let store = Store::open(&path.join("store.db")).expect("opens");
+                // More than a little to undo: pages that are there are changed.
+                for word in ["first", "second"] {
+                    store
+                        .write(move |it| {
+                            for at in 0..5_000 {
+                                it.execute(
+                                    "INSERT OR REPLACE INTO sessions VALUES (?1, ?2, 'x', 1)",
+                                    rusqlite::params![word.repeat(20), at.to_string()],
+                                )?;
+                            }
+                            Ok(())
+                        })
+                        .await?;
+                    store.write(|it| it.execute("UPDATE sessions SET created_at_ms = 2", [])).await?;
+                }
+                store
+                    .read(|it| {
+                        it.prepare("SELECT id FROM sessions ORDER BY id || language")?
+                            .query([])?
+                            .next()
+                            .map(|row| row.is_some())
+                    })
+                    .await
+            });
+            (is_bounded, written.map_err(|error| error.to_string()))
+        });
+        let (is_bounded, written) = confined.join().expect("no panic");
+        assert_eq!(written, Ok(true));
+        assert!(is_bounded, "control: Landlock bounds it");
+    }
 
     #[test]
     fn a_confined_daemon_has_no_clone3_and_still_starts_threads() {

@@ -4,7 +4,6 @@
 //! listeners. It cannot start programs, mount, trace or open files outside its folder.
 #![forbid(unsafe_code)]
 
-use std::collections::HashSet;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -22,16 +21,23 @@ use crate::config::Config;
 use crate::engine::config::EngineConfig;
 use crate::engine::run::Engine;
 use crate::files::{FileSettings, Files};
+use crate::languages::{Languages, Surroundings};
 use crate::launcher::client::Client;
-use crate::server::{AppState, Wired, serve};
+use crate::objects::{ObjectLimits, Objects};
+use crate::policy::LanguageEntry;
+use crate::runs::{Runs, RunsConfig};
+use crate::server::{AppState, Wired, serve, serve_stdio};
 use crate::store::Store;
 use crate::sys::{packet, reactor};
 use crate::tenant::Tenants;
+use crate::tenant::quota::CellQuota;
 
 pub mod confine;
 
 /// The store's file in the daemon's folder.
 const STORE_FILE: &str = "caisson.db";
+/// Where stored files lie in it.
+const OBJECTS_DIR: &str = "objects";
 /// How long the first launcher may take to greet: it loads the zygotes first.
 const FIRST_HELLO_MAX: Duration = Duration::from_secs(180);
 /// With several tenants, one may have this part of what may run at once.
@@ -47,14 +53,18 @@ pub struct DaemonStart {
     pub dir: PathBuf,
     /// Name of its account, which requests may use as `user` when it is not root's daemon.
     pub account: Option<String>,
+    /// The table in force; the daemon cannot read an operator's folder.
+    pub languages: Vec<LanguageEntry>,
+    /// It serves one client of the MCP, at two inherited descriptors, instead of listeners.
+    pub one_client: bool,
 }
 
-/// Serves until asked to end. `control` brings the sockets of launchers.
-pub fn run(start: DaemonStart, control: OwnedFd, listeners: Vec<TcpListener>) -> anyhow::Result<()> {
+/// Serves until asked to end, or until its one client leaves. `control` brings the sockets of launchers.
+pub fn run(start: DaemonStart, control: OwnedFd, inherited: Vec<OwnedFd>) -> anyhow::Result<()> {
     std::fs::create_dir_all(&start.dir)?;
     // Before the runtime: what is applied to one thread is inherited by those it starts.
     confine::confine(&start.dir)?;
-    runtime(worker_count())?.block_on(live(start, control, listeners))
+    runtime(worker_count())?.block_on(live(start, control, inherited))
 }
 
 /// One worker needs none of what several need to share their tasks.
@@ -72,7 +82,7 @@ fn worker_count() -> usize {
     (processors / 2).max(1)
 }
 
-async fn live(start: DaemonStart, control: OwnedFd, listeners: Vec<TcpListener>) -> anyhow::Result<()> {
+async fn live(start: DaemonStart, control: OwnedFd, inherited: Vec<OwnedFd>) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     tokio::spawn(until_signal(shutdown.clone())?);
     let store = Store::open(&start.dir.join(STORE_FILE))?;
@@ -84,17 +94,39 @@ async fn live(start: DaemonStart, control: OwnedFd, listeners: Vec<TcpListener>)
     let tenants = Tenants::new(store.clone());
     let engine = Engine::new(engine_config(&start), launcher.clone(), store.clone());
     let files = Files::new(file_settings(&start), Arc::new(launcher.clone()), tenants);
-    let commands = Commands::new(commands_config(&start), Arc::new(launcher.clone()), store);
+    let commands = Commands::new(commands_config(&start), Arc::new(launcher.clone()), store.clone());
     tokio::spawn(Commands::reap(Arc::downgrade(&commands)));
-    tokio::select! {
+    let toolchains = tokio::select! {
         greeted = first_hello(&launcher) => greeted?,
         () = shutdown.cancelled() => return Ok(()),
-    }
+    };
+    let objects = Objects::open(&start.dir.join(OBJECTS_DIR), store.clone(), object_limits(&start.config))?;
+    tokio::spawn(Objects::sweep(objects.downgrade()));
+    let config = runs_config(&start.config);
+    let surroundings = Surroundings { toolchains, memory_mib: config.memory_mib_max };
+    let languages = Arc::new(Languages::new(&start.languages, &surroundings));
+    let runs = Runs::new(config, Arc::new(launcher), objects.clone(), languages, store);
+    // So that the first look at the daemon's health knows what there is.
+    let asked = Arc::clone(&runs);
+    tokio::spawn(async move { asked.installed().await });
     let wired = Arc::new(Wired(Arc::clone(&engine)));
-    let state = AppState::new(Arc::new(start.config), wired, Arc::clone(&commands)).with_files(files);
-    serve(listeners, state, shutdown).await?;
+    let state = AppState::new(Arc::new(start.config), wired, Arc::clone(&commands));
+    let state = state.with_files(files).with_objects(objects).with_runs(Arc::clone(&runs));
+    let stop_max = match start.one_client {
+        true => {
+            let ends = <[OwnedFd; 2]>::try_from(inherited);
+            let [input, output] = ends.map_err(|_| anyhow::anyhow!("one client has two descriptors"))?;
+            serve_stdio(state, input.into(), output.into(), shutdown).await?;
+            // Whoever waited for it has gone.
+            Duration::ZERO
+        }
+        false => {
+            serve(inherited.into_iter().map(TcpListener::from).collect(), state, shutdown).await?;
+            STOP_MAX
+        }
+    };
     commands.shutdown();
-    engine.shutdown(STOP_MAX).await;
+    tokio::join!(runs.shutdown(stop_max), engine.shutdown(stop_max));
     Ok(())
 }
 
@@ -111,11 +143,14 @@ fn until_signal(shutdown: CancellationToken) -> io::Result<impl Future<Output = 
     })
 }
 
-async fn first_hello(launcher: &Client) -> anyhow::Result<()> {
+/// The folder of toolchains that the first launcher shows its guests.
+async fn first_hello(launcher: &Client) -> anyhow::Result<Option<String>> {
     let mut hello = launcher.hello();
     let greeted = tokio::time::timeout(FIRST_HELLO_MAX, hello.wait_for(Option::is_some)).await;
-    anyhow::ensure!(matches!(greeted, Ok(Ok(_))), "the launcher did not come up");
-    Ok(())
+    match greeted {
+        Ok(Ok(hello)) => Ok(hello.as_ref().and_then(|hello| hello.toolchains.clone())),
+        _ => anyhow::bail!("the launcher did not come up"),
+    }
 }
 
 /// Attaches each launcher that the supervisor sends, one after the other.
@@ -161,13 +196,54 @@ async fn keep_launcher(control: OwnedFd, client: Client, shutdown: CancellationT
 
 /// What one tenant may have running: with others beside it never all there is.
 fn of_one_tenant(config: &Config) -> usize {
-    let tenants = config.api_keys.iter().map(|key| &key.tenant).collect::<HashSet<_>>().len();
     let running_max = config.limits.cells_running_max;
-    if tenants > 1 { (running_max / TENANTS_SHARE).max(1) } else { running_max }
+    if config.has_several_tenants() { (running_max / TENANTS_SHARE).max(1) } else { running_max }
+}
+
+/// Spaces that one tenant's sessions may keep: with others beside it never all there are.
+fn kept_share(config: &Config) -> usize {
+    let share = if config.has_several_tenants() { TENANTS_SHARE as u64 } else { 1 };
+    usize::try_from(config.limits.spaces_max / share).unwrap_or(usize::MAX).max(1)
 }
 
 fn file_settings(start: &DaemonStart) -> FileSettings {
     FileSettings { default_user: start.config.default_user.clone(), daemon_account: start.account.clone() }
+}
+
+fn object_limits(config: &Config) -> ObjectLimits {
+    ObjectLimits {
+        file_bytes_max: config.librechat.file_bytes_max,
+        ttl: config.librechat.session_ttl,
+        kept_per_tenant_max: kept_share(config),
+        ..ObjectLimits::default()
+    }
+}
+
+fn runs_config(config: &Config) -> RunsConfig {
+    let (librechat, limits) = (&config.librechat, &config.limits);
+    let defaults = EngineConfig::default();
+    let tenants = if config.has_several_tenants() { TENANTS_SHARE } else { 1 };
+    RunsConfig {
+        kernels_max: librechat.sessions_max,
+        kernels_all_max: librechat.sessions_max.saturating_mul(tenants),
+        kernel_idle_max: librechat.session_ttl,
+        timeout_max: librechat.execution_timeout,
+        bash_strict: librechat.bash_strict,
+        hints: librechat.pip_hints,
+        output_bytes_max: usize::try_from(librechat.output_bytes_max).unwrap_or(usize::MAX),
+        output_files_max: librechat.output_files_max,
+        file_bytes_max: librechat.file_bytes_max,
+        space_bytes: limits.space_bytes,
+        memory_mib_max: limits.memory_bytes / (1024 * 1024),
+        slots_max: config.slots_max,
+        quota: CellQuota {
+            running_max: limits.cells_running_max,
+            running_per_tenant_max: of_one_tenant(config),
+            waiting_max: defaults.cells_waiting_max,
+        },
+        session_waiting_max: defaults.session_waiting_max,
+        interrupt_grace: defaults.interrupt_grace,
+    }
 }
 
 fn commands_config(start: &DaemonStart) -> CommandsConfig {
@@ -204,7 +280,7 @@ fn engine_config(start: &DaemonStart) -> EngineConfig {
         kernel_prewarm: config.kernel.prewarm,
         endpoint: config.jupyter_endpoint.clone(),
         code_backend: config.code_backend,
-        prefill_default: config.api_keys.is_empty(),
+        prefill_default: config.is_open(),
         default_user: config.default_user.clone(),
         daemon_account: start.account.clone(),
         python_name: config.python_name(),

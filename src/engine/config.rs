@@ -92,6 +92,7 @@ impl EngineConfig {
     pub(super) fn cell_limits(&self) -> CellLimits {
         CellLimits {
             output_chars_max: self.output_chars_max,
+            stream_bytes_max: None,
             grace: self.grace,
             interrupt_grace: self.interrupt_grace,
             memory_mib_max: self.memory_mib_max,

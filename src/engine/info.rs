@@ -57,6 +57,8 @@ pub struct KernelInfo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineStats {
     pub sessions: usize,
+    /// Sessions that idled out since the start.
+    pub sessions_cleaned: u64,
     pub cells_running: usize,
     pub cells_waiting: usize,
     pub sandboxes_live: usize,

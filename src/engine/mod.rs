@@ -114,6 +114,13 @@ pub enum Runner {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct TenantId(pub String);
 
+/// Who asks. `user` is one that a verified token proved; a name that a request merely asserts is none.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Caller {
+    pub tenant: TenantId,
+    pub user: Option<String>,
+}
+
 /// Which session a cell wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionChoice {

@@ -37,7 +37,7 @@ use crate::tenant::Tenants;
 use crate::tenant::audit::AuditRecord;
 use crate::tenant::quota::{Admission, Place};
 use crate::zygote::Launch;
-use crate::zygote::slots::Slots;
+use crate::zygote::slots::{Slots, TakenFor};
 
 /// The tenant of a daemon without keys, and of the keys that name none.
 pub const DEFAULT_TENANT: &str = "default";
@@ -83,12 +83,12 @@ struct Settled {
 impl Settled {
     /// Where a worker for this comes from. `code` is the first cell.
     fn source(&self, code: &str, strict: bool) -> Result<Source, Refusal> {
+        let profile = select::profile(&self.hello, &self.tier, code);
+        let origin = if strict { Origin::Strict } else { Origin::Warm };
         let plan = self.interpreter.map(|interpreter| LaunchPlan {
-            space: self.space,
-            profile: select::profile(&self.hello, &self.tier, code),
-            origin: if strict { Origin::Strict } else { Origin::Warm },
             account: self.account,
             interpreter,
+            ..LaunchPlan::new(self.space, profile, origin)
         });
         match &self.tier {
             Tier::Kernel(kernel) if self.remote => {
@@ -300,6 +300,7 @@ impl Engine {
     pub fn stats(&self) -> EngineStats {
         EngineStats {
             sessions: self.sessions.count(),
+            sessions_cleaned: self.sessions.cleaned(),
             cells_running: self.admission.running(),
             cells_waiting: self.admission.waiting(),
             sandboxes_live: self.workers.native.sandboxes_live(),
@@ -368,7 +369,7 @@ impl Engine {
         self.workers.native.cell_starts();
         let source = settled.source(&request.code, request.strict)?;
         let watch = Stopwatch::start();
-        let worker = match self.workers.obtain(&source, request.cwd.as_deref()).await {
+        let worker = match self.workers.obtain(&source, request.cwd.as_deref(), TakenFor::Once).await {
             Ok(worker) => worker,
             Err(NotObtained::Refused(refusal)) => return Err(refusal),
             Err(NotObtained::Failed(why)) => return Ok(self.cannot_run(request, None, 1, why)),
@@ -462,7 +463,7 @@ impl Engine {
 
     /// A worker for a session. A folder that is none ends the session: it would be refused for ever.
     async fn obtain(&self, session: &Arc<Session>, source: &Source) -> Result<Worker, NotObtained> {
-        let obtained = self.workers.obtain(source, session.birth.cwd.as_deref()).await;
+        let obtained = self.workers.obtain(source, session.birth.cwd.as_deref(), TakenFor::Session).await;
         if let Err(not_obtained) = &obtained {
             session.finish(None);
             let is_new = session.next_count() == 1 && !session.birth.up_front;
@@ -669,7 +670,7 @@ fn record(
 
 fn cell(request: &CellRequest, execution_count: u64) -> Cell<'_> {
     let CellRequest { code, timeout, watcher, .. } = request;
-    Cell { code, timeout: *timeout, execution_count, watcher: watcher.as_ref() }
+    Cell { code, timeout: *timeout, execution_count, watcher: watcher.as_ref(), argv: None }
 }
 
 fn execution(

@@ -236,8 +236,7 @@ impl Files {
         }
         *held = None;
         let (space, account) = key;
-        let plan =
-            LaunchPlan { space, profile: Profile::Files, origin: Origin::Strict, account, interpreter: 0 };
+        let plan = LaunchPlan { account, ..LaunchPlan::new(space, Profile::Files, Origin::Strict) };
         let sandbox = self.launcher.sandbox(plan).await.map_err(|error| {
             tracing::error!(error = &error as &dyn std::error::Error, %space, "no file helper");
             FileError::Unavailable

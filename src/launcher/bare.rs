@@ -87,7 +87,7 @@ pub fn open_the_way(state_dir: &Path, dirs: &[&Path]) -> io::Result<()> {
     for dir in [state_dir].iter().chain(dirs) {
         fs::set_permissions(dir, Permissions::from_mode(0o711))?;
     }
-    for dir in state_dir.ancestors().skip(1) {
+    for dir in [state_dir].iter().chain(dirs).flat_map(|dir| dir.ancestors().skip(1)) {
         if fs::metadata(dir)?.permissions().mode() & 0o001 == 0 {
             return Err(io::Error::other(format!(
                 "{} cannot be entered by guests, who have ids of their own here: chmod o+x, or another --data-dir",

@@ -9,6 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 
@@ -70,6 +71,8 @@ pub struct Leaf {
     /// Fires when the kernel kills in this group for want of memory. v1 only: on v2 the group dies together,
     /// and [`Leaf::out_of_memory`] tells why at the guest's end.
     pub oom: Option<OwnedFd>,
+    /// Processor time of those who were in it before.
+    used_before: Duration,
 }
 
 /// What the host offers, for the posture table.
@@ -139,8 +142,9 @@ impl Cgroups {
 
     /// Finds the trees by doing: makes our base group in each and removes what a crash left there. `name` is
     /// unique among the living daemons of this host. v1 controllers win, as on a hybrid host the v2 tree has
-    /// none; whatever no v1 tree has may come from v2.
-    pub fn open(name: &str) -> (Cgroups, Found) {
+    /// none; whatever no v1 tree has may come from v2. With `counts_time` there is one that counts processor time,
+    /// or a warning.
+    pub fn open(name: &str, counts_time: bool) -> (Cgroups, Found) {
         let mut found = Found::default();
         let mut cgroups = Cgroups::none();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -167,6 +171,21 @@ impl Cgroups {
                 None => {
                     found.failed.get_or_insert("no cgroup controller is mounted".to_owned());
                 }
+            }
+        }
+        if counts_time && !cgroups.trees.iter().any(Group::counts_time) {
+            // Any v2 group counts, without a controller.
+            let base = v2_dir(&own, &mounts).map(|dir| make_base(&above_aside(&dir).join(name)));
+            match base {
+                Some(Ok(dir)) => cgroups.trees.push(Group {
+                    version: Version::V2,
+                    controllers: Controllers::default(),
+                    dir,
+                }),
+                _ => found.warnings.push(
+                    "no control group counts processor time here: a program may have more than its limit"
+                        .to_owned(),
+                ),
             }
         }
         if !found.complete() && found.failed.is_none() {
@@ -216,7 +235,7 @@ impl Cgroups {
 
     /// Makes a leaf with its limits, which are there before any process is.
     pub fn leaf(&self, space: &str, sandbox: &str, limits: CgroupLimits) -> io::Result<Leaf> {
-        let mut leaf = Leaf { groups: Vec::new(), join: Vec::new(), oom: None };
+        let mut leaf = Leaf { groups: Vec::new(), join: Vec::new(), oom: None, used_before: Duration::ZERO };
         let made = self.make_leaf(&mut leaf, space, sandbox, limits);
         if made.is_err() {
             // Nobody is in it: it goes at once.
@@ -387,6 +406,24 @@ impl Group {
         Ok(())
     }
 
+    fn cpu_used(&self) -> Option<Duration> {
+        match self.version {
+            Version::V1 => {
+                let text = fs::read_to_string(self.dir.join("cpuacct.usage")).ok()?;
+                text.trim().parse().ok().map(Duration::from_nanos)
+            }
+            Version::V2 => {
+                let text = fs::read_to_string(self.dir.join("cpu.stat")).ok()?;
+                let used = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
+                used.trim().parse().ok().map(Duration::from_micros)
+            }
+        }
+    }
+
+    fn counts_time(&self) -> bool {
+        self.cpu_used().is_some()
+    }
+
     /// Whether `/proc/PID/cgroup` of a process names this group in its own tree.
     fn holds(&self, cgroup_file: &str) -> bool {
         // Base, space and sandbox: unlike what is above, the same from every cgroup namespace of ours.
@@ -482,11 +519,22 @@ impl Leaf {
 
     /// Opens what a launch has closed.
     fn reopen(&mut self) -> io::Result<()> {
+        self.used_before += self.cpu_used().unwrap_or_default();
         self.join.clear();
         for group in &self.groups {
             self.join.push(group.join_file()?);
         }
         Ok(())
+    }
+
+    /// Lets it have less than it was made with. It is not to be kept for another.
+    pub fn tighten(&self, limits: CgroupLimits) -> io::Result<()> {
+        self.groups.iter().try_for_each(|group| group.limit(limits))
+    }
+
+    /// Processor time that its sandbox has had, where a tree counts it.
+    pub fn cpu_used(&self) -> Option<Duration> {
+        self.groups.iter().find_map(Group::cpu_used).map(|used| used.saturating_sub(self.used_before))
     }
 
     /// Whether the kernel has killed in this group for want of memory.
@@ -762,7 +810,7 @@ fn children(dir: &Path) -> io::Result<Vec<PathBuf>> {
 mod tests {
     use super::*;
 
-    const OWN: &str = "4:memory:/process_api/28b8\n1:cpu,cpuacct:/\n0::/\n";
+    const OWN: &str = "4:memory:/outer/28b8\n1:cpu,cpuacct:/\n0::/\n";
     const MOUNTS: &str = "30 24 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
                           31 24 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
                           32 24 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
@@ -773,13 +821,13 @@ mod tests {
     }
 
     fn leaf(groups: Vec<Group>) -> Leaf {
-        Leaf { groups, join: Vec::new(), oom: None }
+        Leaf { groups, join: Vec::new(), oom: None, used_before: Duration::ZERO }
     }
 
     #[test]
     fn a_nested_v1_group_is_found_below_its_mount() {
         let dir = v1_dir(OWN, MOUNTS, "memory");
-        assert_eq!(dir, Some(PathBuf::from("/sys/fs/cgroup/memory/process_api/28b8")));
+        assert_eq!(dir, Some(PathBuf::from("/sys/fs/cgroup/memory/outer/28b8")));
     }
 
     #[test]

@@ -45,6 +45,7 @@ pub enum LaunchError {
 #[derive(Debug)]
 pub struct Sandbox {
     pub id: SandboxId,
+    pub space: SpaceId,
     pub attestation: Attestation,
     /// To the interpreter's descriptor 3.
     pub requests: OwnedFd,
@@ -52,6 +53,8 @@ pub struct Sandbox {
     pub events: OwnedFd,
     pub stdout: OwnedFd,
     pub stderr: OwnedFd,
+    /// The folder of its workspace, where the plan asked for a view.
+    pub view: Option<OwnedFd>,
     /// Holds the end once the launcher has seen it.
     pub ended: watch::Receiver<Option<End>>,
     /// Its life: whoever takes the descriptors takes this too.
@@ -124,13 +127,22 @@ struct Turn {
     _of_all: OwnedSemaphorePermit,
 }
 
+/// A launch on its way.
+#[derive(Debug)]
+struct Launching {
+    space: SpaceId,
+    since: tokio::time::Instant,
+    answer: oneshot::Sender<Result<Sandbox, LaunchError>>,
+    _turn: Turn,
+}
+
 #[derive(Debug, Default)]
 struct State {
     socket: Option<Arc<AsyncFd<OwnedFd>>>,
     seq: u64,
     /// What the socket had no room for. Bounded by the sandboxes there can be and [`LAUNCHES_MAX`].
     outbox: VecDeque<Request>,
-    launches: HashMap<u64, (oneshot::Sender<Result<Sandbox, LaunchError>>, Turn)>,
+    launches: HashMap<u64, Launching>,
     deletions: HashMap<u64, oneshot::Sender<io::Result<()>>>,
     interrupts: HashMap<u64, oneshot::Sender<()>>,
     live: HashMap<SandboxId, watch::Sender<Option<End>>>,
@@ -184,11 +196,14 @@ impl Client {
 
     /// Asks for a sandbox and waits for it.
     pub async fn launch(&self, plan: LaunchPlan) -> Result<Sandbox, LaunchError> {
+        // Those whose callers are gone have nobody else who stops waiting.
+        self.lock().launches.retain(|_, waiting| waiting.since.elapsed() < ANSWER_TIMEOUT);
         let turn = tokio::time::timeout(ANSWER_TIMEOUT, self.turn(plan.space));
         let turn = turn.await.map_err(|_elapsed| LaunchError::Timeout)?;
         let (answer, waiting) = oneshot::channel();
         let seq = self.send(|seq, state| {
-            state.launches.insert(seq, (answer, turn));
+            let since = tokio::time::Instant::now();
+            state.launches.insert(seq, Launching { space: plan.space, since, answer, _turn: turn });
             Request::Launch { seq, plan }
         })?;
         match tokio::time::timeout(ANSWER_TIMEOUT, waiting).await {
@@ -223,14 +238,17 @@ impl Client {
     /// Ends a space's sandboxes and deletes its files.
     pub async fn delete_space(&self, space: SpaceId) -> Result<(), LaunchError> {
         let (answer, waiting) = oneshot::channel();
-        self.send(|seq, state| {
+        let seq = self.send(|seq, state| {
             state.deletions.insert(seq, answer);
             Request::DeleteSpace { seq, space }
         })?;
         match tokio::time::timeout(ANSWER_TIMEOUT, waiting).await {
             Ok(Ok(result)) => result.map_err(LaunchError::Io),
             Ok(Err(_)) => Err(LaunchError::Gone),
-            Err(_) => Err(LaunchError::Timeout),
+            Err(_) => {
+                self.lock().deletions.remove(&seq);
+                Err(LaunchError::Timeout)
+            }
         }
     }
 
@@ -310,18 +328,19 @@ impl Client {
     fn deliver(&self, reply: Reply, descriptors: Vec<OwnedFd>) {
         match reply {
             Reply::Launched { seq, sandbox, attestation } => {
-                let sandbox = self.adopt(sandbox, attestation, descriptors);
                 let waiting = self.lock().launches.remove(&seq);
+                let space = waiting.as_ref().map_or(SpaceId(0), |waiting| waiting.space);
+                let sandbox = self.adopt(sandbox, space, attestation, descriptors);
                 // Nobody waits any more: the sandbox is dropped here, outside the lock, and so ended.
-                if let (Some((waiting, _turn)), Some(sandbox)) = (waiting, sandbox) {
-                    drop(waiting.send(Ok(sandbox)));
+                if let (Some(waiting), Some(sandbox)) = (waiting, sandbox) {
+                    drop(waiting.answer.send(Ok(sandbox)));
                 }
             }
             Reply::LaunchFailed { seq, step, errno } => {
                 let waiting = self.lock().launches.remove(&seq);
-                if let Some((waiting, _turn)) = waiting {
+                if let Some(waiting) = waiting {
                     let source = io::Error::from_raw_os_error(errno);
-                    drop(waiting.send(Err(LaunchError::Step { step, source })));
+                    drop(waiting.answer.send(Err(LaunchError::Step { step, source })));
                 }
             }
             Reply::Ended { sandbox, end } => {
@@ -347,8 +366,17 @@ impl Client {
         }
     }
 
-    fn adopt(&self, id: SandboxId, attestation: Attestation, descriptors: Vec<OwnedFd>) -> Option<Sandbox> {
-        let Ok([requests, events, stdout, stderr]) = <[OwnedFd; 4]>::try_from(descriptors) else {
+    fn adopt(
+        &self,
+        id: SandboxId,
+        space: SpaceId,
+        attestation: Attestation,
+        descriptors: Vec<OwnedFd>,
+    ) -> Option<Sandbox> {
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next();
+        let (Some(requests), Some(events), Some(stdout), Some(stderr)) = (next(), next(), next(), next())
+        else {
             tracing::error!(sandbox = %id, "launched without its four descriptors");
             self.end(id);
             return None;
@@ -358,10 +386,11 @@ impl Client {
                 tracing::error!(sandbox = %id, %error, "pipe of a sandbox refuses non-blocking mode");
             }
         }
+        let view = descriptors.next();
         let (sender, ended) = watch::channel(None);
         self.lock().live.insert(id, sender);
         let ender = Ender { id, client: self.clone() };
-        Some(Sandbox { id, attestation, requests, events, stdout, stderr, ended, ender })
+        Some(Sandbox { id, space, attestation, requests, events, stdout, stderr, view, ended, ender })
     }
 
     fn forget_launcher(&self) {
@@ -374,8 +403,8 @@ impl Client {
         let interrupts = std::mem::take(&mut state.interrupts);
         let live = std::mem::take(&mut state.live);
         drop(state);
-        for (_, (waiting, _turn)) in launches {
-            drop(waiting.send(Err(LaunchError::Gone)));
+        for (_, waiting) in launches {
+            drop(waiting.answer.send(Err(LaunchError::Gone)));
         }
         drop(deletions);
         drop(interrupts);
@@ -408,8 +437,10 @@ async fn read_packet(socket: &AsyncFd<OwnedFd>, buffer: &mut [u8]) -> io::Result
 
 #[cfg(test)]
 mod tests {
+    use tokio::task::JoinHandle;
+
     use super::*;
-    use crate::launcher::plan::{Account, Origin, Profile, REQUEST_BYTES};
+    use crate::launcher::plan::{Origin, Profile, REQUEST_BYTES};
     use crate::launcher::posture::{Posture, PostureReport};
 
     fn hello() -> Hello {
@@ -418,6 +449,7 @@ mod tests {
             python: None,
             node: None,
             kernels: Vec::new(),
+            toolchains: None,
             accounts: Vec::new(),
             warm: Vec::new(),
             warnings: Vec::new(),
@@ -425,13 +457,23 @@ mod tests {
     }
 
     fn plan(space: u64) -> LaunchPlan {
-        LaunchPlan {
-            space: SpaceId(space),
-            profile: Profile::Node,
-            origin: Origin::Strict,
-            account: Account(0),
-            interpreter: 0,
-        }
+        LaunchPlan::new(SpaceId(space), Profile::Node, Origin::Strict)
+    }
+
+    /// A client, and its launcher's end of the socket.
+    async fn greeted() -> (Client, OwnedFd) {
+        let (ours, theirs) = packet::pair().expect("a socket");
+        let client = Client::new();
+        let attached = client.clone();
+        tokio::spawn(async move { attached.attach(ours).await });
+        packet::send(&theirs, &serde_json::to_vec(&hello()).expect("JSON"), &[]).expect("room");
+        client.hello().wait_for(Option::is_some).await.expect("greeted");
+        (client, theirs)
+    }
+
+    fn launched(client: &Client, space: u64) -> JoinHandle<Result<SandboxId, LaunchError>> {
+        let client = client.clone();
+        tokio::spawn(async move { client.launch(plan(space)).await.map(|sandbox| sandbox.id) })
     }
 
     /// The plans that the launcher has been sent by now.
@@ -449,22 +491,14 @@ mod tests {
 
     #[tokio::test]
     async fn who_goes_away_before_its_turn_has_asked_for_nothing_and_no_space_crowds_out_another() {
-        let (ours, theirs) = packet::pair().expect("a socket");
-        let client = Client::new();
-        let attached = client.clone();
-        tokio::spawn(async move { attached.attach(ours).await });
-        packet::send(&theirs, &serde_json::to_vec(&hello()).expect("JSON"), &[]).expect("room");
-        client.hello().wait_for(Option::is_some).await.expect("greeted");
-        let launch = |space| {
-            let client = client.clone();
-            tokio::spawn(async move { client.launch(plan(space)).await.map(|sandbox| sandbox.id) })
-        };
+        let (client, theirs) = greeted().await;
+        let launch = |space| launched(&client, space);
         let flood: Vec<_> = (0..200).map(|_| launch(1)).collect();
         let first = asked(&theirs).await;
         assert_eq!(first.len(), LAUNCHES_PER_SPACE_MAX);
         launch(2);
         assert_eq!(asked(&theirs).await.iter().map(|it| it.1).collect::<Vec<_>>(), [2], "at once");
-        flood.iter().for_each(tokio::task::JoinHandle::abort);
+        flood.iter().for_each(JoinHandle::abort);
         assert_eq!(asked(&theirs).await, []);
         // What is on its way counts until it is answered, whoever has asked for it.
         launch(1);
@@ -472,5 +506,19 @@ mod tests {
         let answer = Reply::LaunchFailed { seq: first[0].0, step: Step::Clone, errno: 11 };
         packet::send(&theirs, &answer.encode(), &[]).expect("room");
         assert_eq!(asked(&theirs).await.len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_launch_that_is_never_answered_gives_its_place_back_after_all() {
+        let (client, theirs) = greeted().await;
+        let launch = |space| launched(&client, space);
+        let gone: Vec<_> = (0..LAUNCHES_MAX as u64).map(|space| launch(100 + space)).collect();
+        assert_eq!(asked(&theirs).await.len(), LAUNCHES_MAX);
+        gone.iter().for_each(JoinHandle::abort);
+        launch(1);
+        assert_eq!(asked(&theirs).await, [], "they count");
+        tokio::time::advance(ANSWER_TIMEOUT).await;
+        launch(2);
+        assert_eq!(asked(&theirs).await.iter().map(|it| it.1).collect::<Vec<_>>(), [2]);
     }
 }

@@ -27,6 +27,7 @@ pub mod start;
 pub mod tally;
 pub mod template;
 pub mod throttle;
+pub mod views;
 pub mod wire;
 pub mod zygotes;
 

@@ -22,6 +22,20 @@ pub const HELLO_BYTES_MAX: usize = 32 * 1024;
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SpaceId(pub u64);
 
+/// Set in the number of every space that lies in memory.
+const TRANSIENT: u64 = 1 << 63;
+
+impl SpaceId {
+    /// A space in memory, for one sandbox. It is there until it is deleted, or for a while after its sandbox.
+    pub const fn transient(number: u64) -> SpaceId {
+        SpaceId(number | TRANSIENT)
+    }
+
+    pub fn is_transient(self) -> bool {
+        self.0 & TRANSIENT != 0
+    }
+}
+
 /// A live sandbox; given out by the launcher, never reused during its life.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SandboxId(pub u64);
@@ -112,6 +126,25 @@ pub struct LaunchPlan {
     /// Which of the kernels' interpreters, by its place in [`crate::launcher::posture::Hello::kernels`]; 0 for every
     /// other profile.
     pub interpreter: u8,
+    /// A descriptor of the workspace comes with the sandbox: the daemon's own view of it.
+    pub view: bool,
+    /// A program that is thrown away after it: bounded more closely where the operator asks for it.
+    pub throwaway: bool,
+}
+
+impl LaunchPlan {
+    /// For the sandbox's first account, in nobody's view, and kept as long as it lives.
+    pub fn new(space: SpaceId, profile: Profile, origin: Origin) -> LaunchPlan {
+        LaunchPlan {
+            space,
+            profile,
+            origin,
+            account: Account(0),
+            interpreter: 0,
+            view: false,
+            throwaway: false,
+        }
+    }
 }
 
 /// Daemon to launcher. `seq` must grow from packet to packet; a repeated or older one is refused.
@@ -152,6 +185,8 @@ pub enum End {
     Mismatch,
     /// Its space held more than it may, where no file system bounds it.
     SpaceFull,
+    /// It had all the processor time it may have.
+    CpuSpent,
     /// The launcher is gone, and everything below it. The client's own word.
     LauncherGone,
 }
@@ -196,6 +231,7 @@ pub enum Step {
     Exec,
     Zygote,
     Timeout,
+    SpaceView,
 }
 
 impl Step {
@@ -242,6 +278,7 @@ impl Step {
             Step::Exec => "execute the interpreter",
             Step::Zygote => "reach the zygote",
             Step::Timeout => "finish in time",
+            Step::SpaceView => "show the workspace to the daemon",
         }
     }
 }
@@ -252,7 +289,7 @@ impl fmt::Display for Step {
     }
 }
 
-const ALL_STEPS: [Step; 35] = [
+const ALL_STEPS: [Step; 36] = [
     Step::Plan,
     Step::Lease,
     Step::Cgroup,
@@ -288,6 +325,7 @@ const ALL_STEPS: [Step; 35] = [
     Step::Exec,
     Step::Zygote,
     Step::Timeout,
+    Step::SpaceView,
 ];
 
 /// What the launcher read from outside before the first guest byte. Goes into the audit record.
@@ -304,7 +342,8 @@ pub struct Attestation {
 /// Launcher to daemon.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Carries four descriptors: requests (write), events (read), stdout (read), stderr (read).
+    /// Carries four descriptors: requests (write), events (read), stdout (read), stderr (read); and a fifth, the
+    /// folder of the workspace, where the plan asked for a view.
     Launched {
         seq: u64,
         sandbox: SandboxId,
@@ -355,6 +394,8 @@ impl Request {
                 out[25] = plan.origin as u8;
                 out[26] = plan.account.0;
                 out[27] = plan.interpreter;
+                out[28] = u8::from(plan.view);
+                out[29] = u8::from(plan.throwaway);
             }
             Request::End { sandbox, .. } => {
                 out[0] = 2;
@@ -375,7 +416,7 @@ impl Request {
     /// Strict: a wrong length, an unknown code or a nonzero reserved byte is refused.
     pub fn decode(packet: &[u8]) -> Result<Request, Malformed> {
         let packet: &[u8; REQUEST_BYTES] = packet.try_into().map_err(|_| Malformed)?;
-        let reserved = if packet[0] == 1 { 28 } else { 24 };
+        let reserved = if packet[0] == 1 { 30 } else { 24 };
         if packet[1..8].iter().chain(&packet[reserved..]).any(|byte| *byte != 0) {
             return Err(Malformed);
         }
@@ -394,6 +435,8 @@ impl Request {
                     },
                     account: Account(packet[26]),
                     interpreter: packet[27],
+                    view: flag(packet[28])?,
+                    throwaway: flag(packet[29])?,
                 },
             }),
             2 => Ok(Request::End { seq, sandbox: SandboxId(id) }),
@@ -433,6 +476,7 @@ impl Reply {
                     End::Mismatch => (4, 0),
                     End::LauncherGone => (5, 0),
                     End::SpaceFull => (6, 0),
+                    End::CpuSpent => (7, 0),
                 };
             }
             Reply::SpaceDeleted { seq, errno } => {
@@ -478,6 +522,7 @@ impl Reply {
                     4 => End::Mismatch,
                     5 => End::LauncherGone,
                     6 => End::SpaceFull,
+                    7 => End::CpuSpent,
                     _ => return Err(Malformed),
                 },
             }),
@@ -485,6 +530,14 @@ impl Reply {
             5 => Ok(Reply::Interrupted { seq }),
             _ => Err(Malformed),
         }
+    }
+}
+
+fn flag(byte: u8) -> Result<bool, Malformed> {
+    match byte {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(Malformed),
     }
 }
 
@@ -517,6 +570,8 @@ mod tests {
             origin: Origin::Strict,
             account: Account(7),
             interpreter: 3,
+            view: true,
+            throwaway: true,
         };
         for request in [
             Request::Launch { seq: 9, plan },
@@ -537,6 +592,7 @@ mod tests {
             Reply::Ended { sandbox: SandboxId(3), end: End::Signaled(9) },
             Reply::Ended { sandbox: SandboxId(3), end: End::OutOfMemory },
             Reply::Ended { sandbox: SandboxId(3), end: End::SpaceFull },
+            Reply::Ended { sandbox: SandboxId(3), end: End::CpuSpent },
             Reply::SpaceDeleted { seq: 4, errno: 0 },
             Reply::Interrupted { seq: 5 },
         ] {

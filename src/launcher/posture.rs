@@ -33,6 +33,11 @@ impl Posture {
         }
     }
 
+    /// Sandboxes are processes of the host: none has a root of its own.
+    pub fn is_bare(self) -> bool {
+        matches!(self, Posture::Process | Posture::Uid)
+    }
+
     /// From the words of `--require-isolation`; nobody can ask for less than the least.
     pub fn parse(name: &str) -> Option<Posture> {
         [Posture::Process, Posture::Uid, Posture::Userns, Posture::Root, Posture::Full]
@@ -98,6 +103,9 @@ pub struct Hello {
     pub node: Option<RuntimeReport>,
     /// Pythons that can serve as kernels, by name; the default one, `python3`, first.
     pub kernels: Vec<(String, RuntimeReport)>,
+    /// The folder of toolchains, as a guest sees it; absent when set-up made none.
+    #[serde(default)]
+    pub toolchains: Option<String>,
     /// Names of the sandbox's accounts in the order of [`crate::launcher::plan::Account`].
     pub accounts: Vec<String>,
     /// Profiles that have a zygote serving; the others are exec'd.

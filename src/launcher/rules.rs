@@ -2,7 +2,7 @@
 //! rlimits as numbers, accounts as ids.
 #![forbid(unsafe_code)]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::launcher::posture::Shape;
 use crate::launcher::release;
@@ -53,6 +53,8 @@ pub struct Rules {
     pub account: (u32, u32),
     /// Filters that we ourselves were started under, and every guest with us: a container's.
     pub filters_inherited: usize,
+    /// Paths of the host that languages need besides `/usr`; the last part may hold a `*`.
+    pub shown: Vec<PathBuf>,
     /// Generated files of the template: path and text.
     pub etc: Vec<(&'static str, String)>,
 }
@@ -164,6 +166,7 @@ impl Rules {
                 .collect(),
             inotify_instances: policies.limits.inotify_instances.value,
             inotify_watches: policies.limits.inotify_watches.value,
+            shown: policies.languages.iter().flat_map(|language| language.shown.clone()).collect(),
             etc: etc(&policies),
         };
         rules.check_room().map(|()| rules)

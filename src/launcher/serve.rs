@@ -33,6 +33,7 @@ use crate::launcher::plan::{
 use crate::launcher::posture::{Hello, Shape};
 use crate::launcher::release;
 use crate::launcher::rules::Rules;
+use crate::launcher::settings::Throwaway;
 use crate::launcher::shell::{AtStep, Left, Lot, Maker, NotStarted, Shell, StepError, failure};
 use crate::launcher::spaces::Spaces;
 use crate::launcher::throttle::Throttle;
@@ -56,6 +57,8 @@ const READY_LINGER: Duration = Duration::from_secs(60);
 const SANDBOXES_MAX: usize = 4096;
 /// Plans waiting for a shell at once.
 const WAITING_MAX: usize = 1024;
+/// Between two looks at the processor time of programs that are thrown away.
+const CPU_LOOK: Duration = Duration::from_millis(250);
 /// How long the end may take before the kernel does the rest.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the daemon may leave its socket unread before everything ends.
@@ -79,6 +82,7 @@ pub struct Launcher {
     pub maker: Maker,
     pub cgroups: Cgroups,
     pub cgroup_limits: CgroupLimits,
+    pub throwaway: Throwaway,
     pub spaces: Spaces,
     pub leases: Leases,
     pub abandoned: Abandoned,
@@ -137,6 +141,24 @@ struct Entry {
     announced: bool,
     /// The zygote that was given the job, if one was.
     maker: Option<Pid>,
+    /// It may have so much processor time and no more.
+    cpu_bounded: bool,
+    /// Its group was given less than others have.
+    tightened: bool,
+}
+
+impl Entry {
+    fn new(shell: Shell, stage: Stage) -> Entry {
+        Entry {
+            shell,
+            stage,
+            cause: None,
+            announced: false,
+            maker: None,
+            cpu_bounded: false,
+            tightened: false,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -179,6 +201,8 @@ struct Loop {
     throttle: Throttle,
     /// Sandboxes in want of memory, when to look at them again, and until when.
     in_want: VecDeque<(u64, Instant, Instant)>,
+    /// When to look at what throw-away programs have used.
+    look_at_cpu: Option<Instant>,
     ending: Option<Instant>,
 }
 
@@ -261,6 +285,7 @@ impl Launcher {
             deleting: Vec::new(),
             throttle: Throttle::new(Instant::now()),
             in_want: VecDeque::new(),
+            look_at_cpu: None,
             ending: None,
         };
         state.watch(state.launcher.daemon.as_fd(), Source::Daemon)?;
@@ -333,7 +358,7 @@ impl Loop {
         let removing = self.removing.front().map(|(_, at)| *at);
         let removing = removing.into_iter().chain(self.throttle.due()).min();
         let ending = self.ending.map(|since| since + END_TIMEOUT).or(self.launcher.abandoned.next_try);
-        let in_want = self.in_want.front().map(|(_, at, _)| *at);
+        let in_want = self.in_want.front().map(|(_, at, _)| *at).into_iter().chain(self.look_at_cpu).min();
         let timers = stages.chain(zygotes).chain(refill).chain(linger).chain(spaces);
         timers.chain(removing).chain(in_want).chain(ending).min()
     }
@@ -356,6 +381,7 @@ impl Loop {
         for space in spaces.close_idle(now, leases) {
             self.launcher.cgroups.close_space(&space_name(space));
         }
+        self.end_spent(now);
         if self.ending.is_some() {
             return;
         }
@@ -367,6 +393,40 @@ impl Loop {
         if self.refill_due && now >= self.last_plan + REFILL_QUIET {
             self.refill();
         }
+    }
+
+    /// Ends programs that have had all the processor time they may have.
+    fn end_spent(&mut self, now: Instant) {
+        let (Some(cpu_secs), Some(at)) = (self.launcher.throwaway.cpu_secs, self.look_at_cpu) else { return };
+        if now < at {
+            return;
+        }
+        let mut any = false;
+        for entry in self.entries.values_mut().filter(|entry| entry.cpu_bounded) {
+            any = true;
+            let spent = entry.shell.leaf.cpu_used().is_some_and(|used| used.as_secs() >= cpu_secs);
+            if spent && matches!(entry.stage, Stage::Live { .. }) {
+                entry.cause.get_or_insert(End::CpuSpent);
+                entry.shell.kill();
+            }
+        }
+        self.look_at_cpu = any.then(|| now + CPU_LOOK);
+    }
+
+    /// Bounds the group of a program that is thrown away.
+    fn bound_throwaway(&mut self, id: u64) -> Result<(), StepError> {
+        let Launcher { throwaway, cgroup_limits, .. } = &self.launcher;
+        let Some(entry) = self.entries.get_mut(&id) else { return Ok(()) };
+        if let Some(memory_bytes) = throwaway.memory_bytes.filter(|bytes| *bytes < cgroup_limits.memory_bytes)
+        {
+            entry.shell.leaf.tighten(CgroupLimits { memory_bytes, ..*cgroup_limits }).at(Step::Cgroup)?;
+            entry.tightened = true;
+        }
+        entry.cpu_bounded = throwaway.cpu_secs.is_some();
+        if entry.cpu_bounded && self.look_at_cpu.is_none() {
+            self.look_at_cpu = Some(Instant::now() + CPU_LOOK);
+        }
+        Ok(())
     }
 
     fn expire_stages(&mut self, now: Instant) {
@@ -475,7 +535,8 @@ impl Loop {
             io::ErrorKind::QuotaExceeded => rustix::io::Errno::DQUOT.raw_os_error(),
             _ => rustix::io::Errno::IO.raw_os_error(),
         });
-        if self.may_log() {
+        // One that the daemon has taken back is no failure.
+        if errno != rustix::io::Errno::CANCELED.raw_os_error() && self.may_log() {
             tracing::error!(step = %error.step, error = %error.source, "launch failed");
         }
         self.reply(&Reply::LaunchFailed { seq, step: error.step, errno }, &[]);
@@ -488,8 +549,10 @@ impl Loop {
             return;
         }
         let key = (order.plan.space, self.owner_for(&order));
-        self.traffic.insert(key, self.last_plan);
-        self.refill_due = true;
+        if !order.plan.space.is_transient() {
+            self.traffic.insert(key, self.last_plan);
+            self.refill_due = true;
+        }
         match self.ready(key) {
             Some(id) => self.move_in(id, order),
             None => {
@@ -585,7 +648,7 @@ impl Loop {
                 self.inits.insert(shell.pid, id);
                 let watched = self.watch(shell.socket.as_fd(), Source::Init(id)).at(Step::InitExec);
                 let stage = Stage::Booting { since: Instant::now(), order };
-                self.entries.insert(id, Entry { shell, stage, cause: None, announced: false, maker: None });
+                self.entries.insert(id, Entry::new(shell, stage));
                 if let Err(error) = watched {
                     self.fail(id, &error);
                 }
@@ -626,8 +689,7 @@ impl Loop {
             // Cleared away when its init is reaped.
             Left::Dying(shell) => {
                 self.inits.insert(shell.pid, id);
-                let (shell, stage) = (*shell, Stage::Dying);
-                self.entries.insert(id, Entry { shell, stage, cause: None, announced: false, maker: None });
+                self.entries.insert(id, Entry::new(*shell, Stage::Dying));
             }
         }
         Err(error)
@@ -763,7 +825,7 @@ impl Loop {
             .map(|(id, _)| *id)
             .collect();
         for id in useless {
-            self.kill(id);
+            self.end_sandbox(id);
         }
         self.traffic.retain(|_, last| now < *last + READY_LINGER);
         if self.launcher.cgroups.keeps_any() {
@@ -794,12 +856,12 @@ impl Loop {
             }
             Err(error) if error.step == Step::Zygote && !order.retried => {
                 self.distrust_maker(id, "it took no job");
-                self.kill(id);
+                self.end_sandbox(id);
                 self.on_launch(Order { retried: true, ..order });
             }
             Err(error) => {
                 self.refuse(order.seq, &error);
-                self.kill(id);
+                self.end_sandbox(id);
             }
         }
     }
@@ -809,6 +871,9 @@ impl Loop {
         let plan = &order.plan;
         let account = usize::from(plan.account.0);
         self.launcher.spaces.mend(plan.space).at(Step::SpaceOpen)?;
+        if plan.throwaway {
+            self.bound_throwaway(id)?;
+        }
         let zygote = self.zygote_for(order);
         let entry = self.entries.get_mut(&id).ok_or_else(gone)?;
         let shell = &entry.shell;
@@ -863,7 +928,8 @@ impl Loop {
         match retry {
             Some(order) => {
                 tracing::warn!(sandbox = id, "interpreter ended before it was confined; trying once more");
-                self.kill(id);
+                // That is its order.
+                let _ = self.kill(id);
                 self.on_launch(Order { retried: true, ..order });
             }
             None => self.fail(id, error),
@@ -885,6 +951,11 @@ impl Loop {
         let account = usize::from(order.plan.account.0);
         match release::verify(guest, shell, &self.launcher.rules, account, &self.own_namespaces) {
             Ok(attestation) => {
+                let view = order.plan.view.then(|| self.launcher.spaces.view(order.plan.space)).transpose();
+                let view = match view.at(Step::SpaceView) {
+                    Ok(view) => view,
+                    Err(error) => return self.fail(id, &error),
+                };
                 let Stage::Confining { ends, .. } = mem::replace(&mut entry.stage, Stage::Live { guest })
                 else {
                     return;
@@ -897,7 +968,7 @@ impl Loop {
                     tracing::error!(error = %source, "failed to release a guest");
                 }
                 let reply = Reply::Launched { seq: order.seq, sandbox: SandboxId(id), attestation };
-                let daemon = ends.daemon.each_ref().map(AsFd::as_fd);
+                let daemon: Vec<BorrowedFd<'_>> = ends.daemon.iter().chain(&view).map(AsFd::as_fd).collect();
                 self.reply(&reply, &daemon);
             }
             Err(mismatch) => {
@@ -912,16 +983,10 @@ impl Loop {
     fn fail(&mut self, id: u64, error: &StepError) {
         let Some(entry) = self.entries.get(&id) else { return };
         let key = (entry.shell.space, entry.shell.owner);
-        let order = match &entry.stage {
-            Stage::Booting { order, .. } => *order,
-            Stage::Confining { order, .. } => Some(*order),
-            _ => None,
-        };
-        match order {
+        match self.kill(id) {
             Some(order) => self.refuse(order.seq, error),
             None => self.not_made(key, error),
         }
-        self.kill(id);
     }
 
     // ---- ends -------------------------------------------------------------------------------------------
@@ -929,7 +994,7 @@ impl Loop {
     fn end_sandbox(&mut self, id: u64) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.cause.get_or_insert(End::Ended);
-            self.kill(id);
+            self.kill_with_its_order(id, rustix::io::Errno::CANCELED);
         }
     }
 
@@ -960,12 +1025,26 @@ impl Loop {
         }
     }
 
-    fn kill(&mut self, id: u64) {
-        if let Some(entry) = self.entries.get_mut(&id) {
-            entry.shell.kill();
-            if !matches!(entry.stage, Stage::Live { .. }) {
-                entry.stage = Stage::Dying;
-            }
+    /// Returns the order that was on its way in it: each is answered, whatever becomes of its sandbox, since the daemon
+    /// holds a place for it until then.
+    #[must_use = "an order that nobody answers is waited for"]
+    fn kill(&mut self, id: u64) -> Option<Order> {
+        let entry = self.entries.get_mut(&id)?;
+        entry.shell.kill();
+        if matches!(entry.stage, Stage::Live { .. }) {
+            return None;
+        }
+        match mem::replace(&mut entry.stage, Stage::Dying) {
+            Stage::Booting { order, .. } => order,
+            Stage::Confining { order, .. } => Some(order),
+            Stage::Ready | Stage::Live { .. } | Stage::Dying => None,
+        }
+    }
+
+    /// The same where the order cannot be carried out any more.
+    fn kill_with_its_order(&mut self, id: u64, why: rustix::io::Errno) {
+        if let Some(order) = self.kill(id) {
+            self.refuse(order.seq, &StepError { step: Step::MoveIn, source: why.into() });
         }
     }
 
@@ -986,7 +1065,7 @@ impl Loop {
         let now = Instant::now();
         if entry.shell.leaf.out_of_memory() {
             entry.cause = Some(End::OutOfMemory);
-            self.kill(id);
+            self.kill_with_its_order(id, rustix::io::Errno::NOMEM);
         } else if now < until && !self.in_want.iter().any(|(waiting, ..)| *waiting == id) {
             self.in_want.push_back((id, now + OOM_WAIT, until));
         }
@@ -1071,7 +1150,7 @@ impl Loop {
         if entry.shell.bare {
             self.sweep_bare(&entry.shell);
         }
-        self.put_away(entry.shell, entry.maker.is_some());
+        self.put_away(entry.shell, entry.maker.is_some(), entry.tightened);
         self.finish_deletions();
     }
 
@@ -1088,15 +1167,19 @@ impl Loop {
     }
 
     /// Keeps for the next sandbox of its space what of an ended one is as good as new; the rest goes.
-    fn put_away(&mut self, shell: Shell, was_fork: bool) {
+    fn put_away(&mut self, shell: Shell, was_fork: bool, tightened: bool) {
         let Shell { space, owner, block, husk, leaf, .. } = shell;
         if let Some(oom) = &leaf.oom {
             // It is watched only where the shell came up.
             let _ = epoll::delete(&self.epoll, oom);
         }
-        let wanted = self.ending.is_none() && !self.deleting.iter().any(|(_, deleted)| *deleted == space);
-        let leaf =
-            if wanted { self.launcher.cgroups.keep(&space_name(space), owner, leaf) } else { Some(leaf) };
+        let deleted = || self.deleting.iter().any(|(_, deleted)| *deleted == space);
+        let wanted = self.ending.is_none() && !space.is_transient() && !deleted();
+        let leaf = if wanted && !tightened {
+            self.launcher.cgroups.keep(&space_name(space), owner, leaf)
+        } else {
+            Some(leaf)
+        };
         if let Some(leaf) = leaf.filter(|leaf| !leaf.remove()) {
             self.removing.push_back((leaf, Instant::now() + REMOVE_WAIT));
         }

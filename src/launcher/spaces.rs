@@ -27,6 +27,7 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use crate::launcher::leases::Leases;
 use crate::launcher::plan::SpaceId;
 use crate::launcher::tally::{Progress, Tally};
+use crate::launcher::views::Views;
 use crate::sys::loopdev;
 use crate::sys::mount::{Attributes, set_attributes};
 
@@ -39,6 +40,9 @@ pub struct SpaceLimits {
 
 /// How long an unused space stays mounted.
 const LINGER: Duration = Duration::from_secs(60);
+/// How long a transient space is there after its sandbox when nobody deletes it, and how many there may be.
+const LINGER_TRANSIENT: Duration = Duration::from_secs(600);
+const TRANSIENT_MAX: usize = 4096;
 /// Between two looks at what the folders in use hold, and how much of one is looked at in a turn of the loop.
 const TALLY_EVERY: Duration = Duration::from_secs(5);
 const TALLY_ENTRIES: usize = 512;
@@ -90,9 +94,12 @@ pub struct Spaces {
     open: HashMap<SpaceId, Open>,
     /// Blocks of folders, open or not.
     kept: HashMap<SpaceId, u32>,
+    /// Transient spaces lie in memory; else they are what other spaces are, and deleted when they are closed.
+    memory: bool,
+    views: Option<Views>,
     looking: Looking,
-    /// Held for life: two launchers over one folder would mount the same images.
-    _lock: File,
+    /// Held for life: two launchers over one folder would mount the same images. One of each folder.
+    _locks: Vec<File>,
 }
 
 /// Where the look at folders is.
@@ -110,21 +117,33 @@ struct Open {
     idle_since: Instant,
     /// First id of the space's own block, where it has one.
     block: Option<u32>,
+    /// The daemon has been given a view of it.
+    viewed: bool,
 }
 
 impl Spaces {
-    /// `dir` is the launcher's own folder (root, 0700).
-    pub fn new(dir: &Path, limits: SpaceLimits, count_max: u64, footing: Footing) -> io::Result<Spaces> {
-        let images = dir.join("spaces");
+    /// `dir` is the launcher's own folder (root, 0700); what lies in spaces is there too, or under an operator's.
+    pub fn new(
+        dir: &Path,
+        under: Option<&Path>,
+        limits: SpaceLimits,
+        count_max: u64,
+        footing: Footing,
+    ) -> io::Result<Spaces> {
+        let images = under.unwrap_or(dir).join("spaces");
         let mounts = dir.join("mounts");
         for folder in [&images, &mounts] {
             fs::create_dir_all(folder)?;
             fs::set_permissions(folder, Permissions::from_mode(0o700))?;
         }
-        let lock =
-            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(dir.join("lock"))?;
-        // A launcher that has lost its daemon needs a moment to end.
-        lock_within(&lock, FOLDER_WAIT)?;
+        let mut locks = Vec::new();
+        let second = under.map(|under| under.join("spaces.lock"));
+        for lock in [Some(dir.join("lock")), second].into_iter().flatten() {
+            let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(lock)?;
+            // A launcher that has lost its daemon needs a moment to end.
+            lock_within(&lock, FOLDER_WAIT)?;
+            locks.push(lock);
+        }
         let looking = Looking { next: Instant::now(), round: Vec::new(), current: None };
         let mut spaces = Spaces {
             images,
@@ -135,8 +154,10 @@ impl Spaces {
             count: 0,
             open: HashMap::new(),
             kept: HashMap::new(),
+            memory: false,
+            views: None,
             looking,
-            _lock: lock,
+            _locks: locks,
         };
         spaces.sweep()?;
         spaces.count = spaces.existing()?;
@@ -185,14 +206,23 @@ impl Spaces {
             open.users += 1;
             return Ok(open.block);
         }
-        if !self.place(space).exists() {
-            self.make(space)?;
+        if space.is_transient()
+            && self.open.keys().filter(|open| open.is_transient()).count() >= TRANSIENT_MAX
+        {
+            return Err(io::Error::from(rustix::io::Errno::AGAIN));
         }
-        if self.footing.images {
-            self.mount(space)?;
+        if self.in_memory(space) {
+            self.mount_memory(space)?;
+        } else {
+            if !self.place(space).exists() {
+                self.make(space)?;
+            }
+            if self.footing.images {
+                self.mount(space)?;
+            }
         }
         // Open from here on: what fails below is unmounted like any other.
-        self.open.insert(space, Open { users: 1, idle_since: Instant::now(), block: None });
+        self.open.insert(space, Open { users: 1, idle_since: Instant::now(), block: None, viewed: false });
         let owned = self.own(space, leases);
         if owned.is_err() {
             self.close(space, leases);
@@ -282,7 +312,7 @@ impl Spaces {
         let due: Vec<SpaceId> = self
             .open
             .iter()
-            .filter(|(_, open)| open.users == 0 && now >= open.idle_since + LINGER)
+            .filter(|(space, open)| open.users == 0 && now >= open.idle_since + linger(**space))
             .map(|(space, _)| *space)
             .collect();
         for space in &due {
@@ -293,12 +323,13 @@ impl Spaces {
 
     /// When the next space will have been idle for long enough.
     pub fn idle_at(&self) -> Option<Instant> {
-        self.open.values().filter(|open| open.users == 0).map(|open| open.idle_since + LINGER).min()
+        let idle = self.open.iter().filter(|(_, open)| open.users == 0);
+        idle.map(|(space, open)| open.idle_since + linger(*space)).min()
     }
 
     /// When there is a folder to be looked at, or to be looked at further.
     pub fn tally_at(&self) -> Option<Instant> {
-        let in_use = self.open.values().any(|open| open.users > 0);
+        let in_use = self.folders_in_use().next().is_some();
         (!self.footing.images && (in_use || self.looking.current.is_some())).then_some(self.looking.next)
     }
 
@@ -309,9 +340,7 @@ impl Spaces {
         }
         let Some((space, mut tally)) = self.looking.current.take() else {
             if self.looking.round.is_empty() {
-                self.looking
-                    .round
-                    .extend(self.open.iter().filter(|(_, open)| open.users > 0).map(|(id, _)| *id));
+                self.looking.round = self.folders_in_use().collect();
             }
             let space = self.looking.round.pop()?;
             match Tally::start(&self.folder(space), self.limits) {
@@ -343,6 +372,9 @@ impl Spaces {
             return Err(io::Error::from_raw_os_error(libc_ebusy()));
         }
         self.close(space, leases);
+        if space.is_transient() {
+            return Ok(());
+        }
         let place = self.place(space);
         let removed = if self.footing.images { fs::remove_file(place) } else { fs::remove_dir_all(place) };
         match removed {
@@ -386,7 +418,8 @@ impl Spaces {
 
     /// Whoever speaks for the daemon may name any number: how many become files is bounded here.
     fn make(&mut self, space: SpaceId) -> io::Result<()> {
-        if space != OWN && self.count >= self.count_max {
+        let counts = space != OWN && !space.is_transient();
+        if counts && self.count >= self.count_max {
             let problem = format!("{} spaces exist, no more are made (limits.spaces_max)", self.count);
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, problem));
         }
@@ -395,7 +428,7 @@ impl Spaces {
         } else {
             self.make_folder(space)?
         }
-        self.count += u64::from(space != OWN);
+        self.count += u64::from(counts);
         Ok(())
     }
 
@@ -441,15 +474,87 @@ impl Spaces {
 
     /// Where the parts of an open space lie.
     fn root(&self, space: SpaceId) -> PathBuf {
-        if self.footing.images { self.point(space) } else { self.folder(space) }
+        if self.is_mounted(space) { self.point(space) } else { self.folder(space) }
+    }
+
+    fn in_memory(&self, space: SpaceId) -> bool {
+        space.is_transient() && self.memory
+    }
+
+    fn is_mounted(&self, space: SpaceId) -> bool {
+        self.footing.images || self.in_memory(space)
+    }
+
+    /// Spaces in use whose sum no file system bounds.
+    fn folders_in_use(&self) -> impl Iterator<Item = SpaceId> + '_ {
+        let open = self.open.iter().filter(|(space, open)| open.users > 0 && !self.is_mounted(**space));
+        open.map(|(space, _)| *space)
+    }
+
+    /// From now on the daemon can be given views, and transient spaces lie in memory where mounts can be made and the
+    /// file system in memory takes the id map that the footing needs.
+    pub fn furnish(&mut self, views: Option<Views>, mounts: bool) {
+        let maps = views.as_ref().and_then(Views::map);
+        self.memory = mounts
+            && match self.footing.owners {
+                Owners::Account | Owners::Block => true,
+                Owners::Inner => maps.is_some_and(|map| self.memory_maps(map).is_ok()),
+            };
+        self.views = views;
+    }
+
+    /// Tries an id map on a file system in memory.
+    fn memory_maps(&self, map: BorrowedFd<'_>) -> io::Result<()> {
+        let space = SpaceId::transient(0);
+        self.mount_memory(space)?;
+        let tried = self.tree(space, PARTS[0].0, Some(map));
+        umount2(&self.point(space), MntFlags::MNT_DETACH)?;
+        fs::remove_dir(self.point(space))?;
+        tried.map(drop)
+    }
+
+    /// An empty file system in memory, as large as a space may be.
+    fn mount_memory(&self, space: SpaceId) -> io::Result<()> {
+        let point = self.point(space);
+        match fs::create_dir(&point) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOATIME;
+        let SpaceLimits { bytes, inodes } = self.limits;
+        let options = format!("size={bytes},nr_inodes={},mode=0711", inodes + OVERHEAD_INODES);
+        mount(Some("space"), &point, Some("tmpfs"), flags, Some(options.as_str()))?;
+        // Its number does not come again: nobody else would take it down.
+        self.fill(space).inspect_err(|_| {
+            let _ = umount2(&point, MntFlags::MNT_DETACH);
+            drop(fs::remove_dir(&point));
+        })
+    }
+
+    /// The workspace of an open space as the daemon may use it.
+    pub fn view(&mut self, space: SpaceId) -> io::Result<OwnedFd> {
+        let data = self.root(space).join(PARTS[0].0);
+        let block = self.open.get(&space).and_then(|open| open.block);
+        let views = self.views.as_ref().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
+        let guest = match self.footing.owners {
+            Owners::Block => block.map(|block| block + 1),
+            Owners::Inner | Owners::Account => None,
+        };
+        let view = views.open(&data, &view_name(space), guest)?;
+        if let Some(open) = self.open.get_mut(&space) {
+            open.viewed = true;
+        }
+        Ok(view)
     }
 
     /// A crash may leave half-made images and empty mount points; mounts themselves died with the namespace.
     fn sweep(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.images)? {
             let path = entry?.path();
-            if path.extension().is_some_and(|extension| extension == "new") {
-                // No guest has been in a space that never got its name.
+            let number = path.file_stem().and_then(|name| u64::from_str_radix(name.to_str()?, 16).ok());
+            let transient = number.is_some_and(|number| SpaceId(number).is_transient());
+            if transient || path.extension().is_some_and(|extension| extension == "new") {
+                // Nobody's any more, or a space that never got its name.
                 if path.is_dir() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
             }
         }
@@ -542,15 +647,25 @@ impl Spaces {
         if let Some(block) = open.block.filter(|_| !self.kept.contains_key(&space)) {
             leases.free(block);
         }
-        if !self.footing.images {
-            return;
+        if let Some(views) = self.views.as_ref().filter(|_| open.viewed) {
+            views.close(&view_name(space));
         }
-        let point = self.point(space);
-        if let Err(error) = umount2(&point, MntFlags::MNT_DETACH) {
-            tracing::warn!(%space, %error, "space not unmounted");
+        if self.is_mounted(space) {
+            let point = self.point(space);
+            if let Err(error) = umount2(&point, MntFlags::MNT_DETACH) {
+                tracing::warn!(%space, %error, "space not unmounted");
+            }
+            if let Err(error) = fs::remove_dir(&point) {
+                tracing::warn!(%space, %error, "mount point not removed");
+            }
         }
-        if let Err(error) = fs::remove_dir(&point) {
-            tracing::warn!(%space, %error, "mount point not removed");
+        if space.is_transient() && !self.in_memory(space) {
+            let place = self.place(space);
+            let removed =
+                if self.footing.images { fs::remove_file(place) } else { fs::remove_dir_all(place) };
+            if let Err(error) = removed {
+                tracing::warn!(%space, %error, "transient space not removed");
+            }
         }
     }
 
@@ -561,6 +676,14 @@ impl Spaces {
         set_attributes(tree.as_fd(), attributes)?;
         Ok(tree)
     }
+}
+
+fn linger(space: SpaceId) -> Duration {
+    if space.is_transient() { LINGER_TRANSIENT } else { LINGER }
+}
+
+fn view_name(space: SpaceId) -> String {
+    format!("{:016x}", space.0)
 }
 
 /// Lets nobody into a space's folder but its own `sandbox`, by group: what is not opened (names, modes, times) is not
@@ -639,7 +762,24 @@ mod tests {
     fn folders(dir: &Path, owners: Owners) -> Spaces {
         let limits = SpaceLimits { bytes: 1 << 20, inodes: 100 };
         let footing = Footing { images: false, owners, accounts: ACCOUNTS.to_vec() };
-        Spaces::new(dir, limits, 10, footing).expect("a directory of our own")
+        Spaces::new(dir, None, limits, 10, footing).expect("a directory of our own")
+    }
+
+    #[test]
+    fn spaces_lie_under_an_operators_folder_and_one_launcher_has_it() {
+        let [own, other, under] = [(); 3].map(|()| tempfile::tempdir().expect("a directory of our own"));
+        let limits = SpaceLimits { bytes: 1 << 20, inodes: 100 };
+        let open = |dir: &Path| {
+            let footing = Footing { images: false, owners: Owners::Account, accounts: ACCOUNTS.to_vec() };
+            Spaces::new(dir, Some(under.path()), limits, 10, footing)
+        };
+        let mut spaces = open(own.path()).expect("a directory of our own");
+        spaces.make(SpaceId(7)).expect("a folder of our own");
+        assert!(under.path().join("spaces").join(format!("{:016x}", 7)).is_dir());
+        assert!(!own.path().join("spaces").exists());
+        assert_eq!(open(other.path()).expect_err("a second launcher").kind(), io::ErrorKind::ResourceBusy);
+        drop(spaces);
+        assert_eq!(open(other.path()).expect("nobody has it").count, 1);
     }
 
     #[test]

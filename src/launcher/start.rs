@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString};
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,6 +33,7 @@ use crate::launcher::settings::Settings;
 use crate::launcher::shell::{AtStep, Left, Lot, Maker, NotStarted, Shell, StepError, Yard, failure};
 use crate::launcher::spaces::{Footing, Owners, Spaces};
 use crate::launcher::template::{Bind, Contents, Generated, Template};
+use crate::launcher::views::Views;
 use crate::launcher::wire::{RULE_PATH_BYTES, STATUS_BYTES};
 use crate::launcher::zygotes::Nursery;
 use crate::sys::process::{Fork, fork};
@@ -41,6 +42,7 @@ use crate::sys::{packet, raw};
 /// The programs that interpreters start with, as they lie in the template.
 const HARNESS_PY: &str = include_str!("../../harness/harness.py");
 const KERNEL_PY: &str = include_str!("../../harness/kernel.py");
+const PROGRAM_PY: &str = include_str!("../../harness/program.py");
 const HARNESS_JS: &str = include_str!("../../harness/harness.js");
 const ZYGOTE_PY: &str = include_str!("../../harness/zygote.py");
 /// Init of a sandbox, made by `build.rs`.
@@ -94,9 +96,10 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
     let leases =
         if settings.root() { Leases::take() } else { Leases::single(settings.uid, &settings.state_dir) };
     let mut leases = leases.during("take a range of user ids")?;
-    let (cgroups, found) = Cgroups::open(leases.name());
+    let (cgroups, found) = Cgroups::open(leases.name(), settings.throwaway.cpu_secs.is_some());
     let abandoned = Abandoned::new(leases.abandoned(), &cgroups);
-    let runtimes = Runtimes::find(settings);
+    let mut runtimes = Runtimes::find(settings);
+    runtimes.shown = first.shown.iter().flat_map(|pattern| matching(pattern)).collect();
     let mut missed = Missed::default();
     let yard = match &settings.no_namespaces {
         Some(failed) => {
@@ -109,6 +112,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
     };
     let mut spaces = Spaces::new(
         &settings.state_dir,
+        settings.spaces_under.as_deref(),
         settings.space,
         settings.spaces_max,
         footing(&first, yard.is_some()),
@@ -129,7 +133,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
             rules.let_read(path)?;
         }
         if shape == Shape::Bare {
-            match prepare_bare(settings, abi, &spaces) {
+            match prepare_bare(settings, abi, &spaces, runtimes.toolchains.as_deref()) {
                 Ok(harness) => ground.runtimes.push(harness),
                 Err(error) => {
                     missed.bare = Some(error.to_string());
@@ -178,6 +182,11 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         let source = io::Error::other(format!("{} tenants are configured", settings.tenants));
         return Err(StartError::Io { what: "serve: posture process is for one tenant only", source });
     }
+    let mounts = maker.yard.is_some() && rules.shape != Shape::Bare;
+    let inner =
+        (rules.own_ids && !rules.ids_on_disk()).then(|| (rules.accounts[0].uid, rules.accounts[0].gid));
+    let views = settings.views.as_ref().map(|views| Views::prepare(views, inner, mounts));
+    spaces.furnish(views.transpose().during("prepare the daemon's views of workspaces")?, mounts);
     let harness = match rules.shape {
         Shape::Bare => settings.state_dir.join("harness"),
         _ => PathBuf::from("/opt/caisson"),
@@ -196,6 +205,11 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         kernels.iter().map(|(_, python)| begin(python, python_flags(&python.version), "harness.py"));
     let kernel_starts = kernel_starts.collect();
     let node_start = node.as_ref().map(|node| begin(node, node_flags(&node.version), "harness.js"));
+    let toolchains = runtimes.toolchains.as_ref().map(|_| harness.join(TOOLCHAINS_NAME));
+    // A file in it stands for the folder.
+    let bin = runtimes.toolchains.as_ref().filter(|host| host.join(TOOLCHAINS_BIN).is_dir());
+    let bin = bin.and(toolchains.as_ref()).map(|path| path.join(TOOLCHAINS_BIN).join(OWN_NAME));
+    let bin = bin.map(|file| file.to_string_lossy().into_owned());
     // A zygote's fork enters a shell by owning its user namespace.
     let warm = python.is_some() && !settings.zygotes_off && rules.shape == Shape::UserNamespace;
     let profiles: &[Profile] = if warm { &[Profile::Python, Profile::PythonData] } else { &[] };
@@ -207,8 +221,10 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         python,
         node,
         kernels,
+        toolchains: toolchains.map(|path| path.to_string_lossy().into_owned()),
     };
     let binaries = [&python_start, &node_start].into_iter().flatten().map(|start| start.binary.as_str());
+    let binaries = binaries.chain(bin.as_deref());
     let launcher = Launcher {
         daemon,
         zygote_cgroup: cgroups.side("zygotes").during("make the zygotes' cgroup")?,
@@ -216,6 +232,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         maker,
         cgroups,
         cgroup_limits: settings.cgroup,
+        throwaway: settings.throwaway,
         spaces,
         leases,
         abandoned,
@@ -240,6 +257,7 @@ fn tell(daemon: &OwnedFd, report: &PostureReport, warnings: Vec<String>) -> io::
         python: None,
         node: None,
         kernels: Vec::new(),
+        toolchains: None,
         accounts: Vec::new(),
         warm: Vec::new(),
         warnings,
@@ -280,7 +298,12 @@ fn footing(rules: &Rules, images: bool) -> Footing {
 }
 
 /// What sandboxes without namespaces need of the host. Returns the folder of the harnesses.
-fn prepare_bare(settings: &Settings, abi: usize, spaces: &Spaces) -> io::Result<PathBuf> {
+fn prepare_bare(
+    settings: &Settings,
+    abi: usize,
+    spaces: &Spaces,
+    toolchains: Option<&Path>,
+) -> io::Result<PathBuf> {
     if abi < bare::LANDLOCK_ABI_LEAST {
         let text =
             format!("Landlock ABI {abi}: without namespaces ABI {} is needed", bare::LANDLOCK_ABI_LEAST);
@@ -290,7 +313,7 @@ fn prepare_bare(settings: &Settings, abi: usize, spaces: &Spaces) -> io::Result<
     if settings.root() {
         bare::open_the_way(&settings.state_dir, &spaces.folders())?;
     }
-    lay_out_harness(&settings.state_dir)
+    lay_out_harness(&settings.state_dir, toolchains)
 }
 
 /// All filters of a guest, as an init without namespaces reads them.
@@ -300,14 +323,28 @@ fn filters_file(rules: &Rules) -> Result<Arc<OwnedFd>, StartError> {
 }
 
 /// The harnesses where guests without a root of their own find them. Returns the folder.
-fn lay_out_harness(state_dir: &Path) -> io::Result<PathBuf> {
+fn lay_out_harness(state_dir: &Path, toolchains: Option<&Path>) -> io::Result<PathBuf> {
     let dir = state_dir.join("harness");
     fs::create_dir_all(&dir)?;
     fs::set_permissions(&dir, Permissions::from_mode(0o755))?;
-    for (name, text) in [("harness.py", HARNESS_PY), ("kernel.py", KERNEL_PY), ("harness.js", HARNESS_JS)] {
+    let files = [
+        ("harness.py", HARNESS_PY),
+        ("kernel.py", KERNEL_PY),
+        ("program.py", PROGRAM_PY),
+        ("harness.js", HARNESS_JS),
+    ];
+    for (name, text) in files {
         let path = dir.join(name);
         fs::write(&path, text)?;
         fs::set_permissions(&path, Permissions::from_mode(0o644))?;
+    }
+    let link = dir.join(TOOLCHAINS_NAME);
+    match fs::remove_file(&link) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    if let Some(toolchains) = toolchains {
+        symlink(toolchains, &link)?;
     }
     copy_of_ourselves(&dir)?;
     Ok(dir)
@@ -414,6 +451,10 @@ struct Runtimes {
     node: Option<Runtime>,
     /// Further Pythons.
     more: Vec<Runtime>,
+    /// What set-up made for the languages.
+    toolchains: Option<PathBuf>,
+    /// What languages need of the host besides, shown where it is.
+    shown: Vec<PathBuf>,
 }
 
 /// What they answered.
@@ -447,6 +488,11 @@ struct Runtime {
 const PYTHON_INSIDE: &str = "/opt/python";
 const NODE_INSIDE: &str = "/opt/node";
 const MORE_PYTHONS_INSIDE: &str = "/opt/pythons";
+/// Name of the folder of toolchains beside the harnesses, what of it is on `PATH`, and how many paths one pattern may
+/// show.
+const TOOLCHAINS_NAME: &str = "toolchains";
+const TOOLCHAINS_BIN: &str = "bin";
+const SHOWN_MAX: usize = 16;
 /// The kernel of the default Python, as Jupyter calls that of its default environment.
 const DEFAULT_KERNEL: &str = "python3";
 /// What a sandbox has of its own there hides the host's.
@@ -464,7 +510,9 @@ impl Runtimes {
             let is_env = env.join("pyvenv.cfg").is_file();
             if is_env { Runtime::of_env(env, &target) } else { Runtime::of_binary(python, &target) }
         });
-        Runtimes { python, node, more: more.collect() }
+        let toolchains = settings.toolchains.as_ref().and_then(|path| fs::canonicalize(path).ok());
+        let toolchains = toolchains.filter(|path| path.is_dir());
+        Runtimes { python, node, more: more.collect(), toolchains, shown: Vec::new() }
     }
 
     fn all(&self) -> impl Iterator<Item = &Runtime> {
@@ -473,12 +521,15 @@ impl Runtimes {
 
     /// Trees of the host that a guest without a root of its own must read.
     fn on_host(&self) -> Vec<PathBuf> {
-        self.all().flat_map(|runtime| runtime.trees.iter().map(|(source, _)| source.clone())).collect()
+        let trees = self.all().flat_map(|runtime| runtime.trees.iter().map(|(source, _)| source.clone()));
+        trees.chain(self.toolchains.clone()).chain(self.shown.iter().cloned()).collect()
     }
 
     /// What guests with a root of their own must be let read besides the policy's paths.
     fn readable(&self) -> impl Iterator<Item = &Path> {
-        self.all().filter_map(|runtime| runtime.readable.as_deref())
+        let covered = |path: &Path| ["/usr", "/opt", "/etc"].iter().any(|known| path.starts_with(known));
+        let shown = self.shown.iter().map(PathBuf::as_path).filter(move |path| !covered(path));
+        self.all().filter_map(|runtime| runtime.readable.as_deref()).chain(shown)
     }
 
     /// Asks each interpreter for its version, where guests would start it and under a uid of nobody.
@@ -562,6 +613,24 @@ impl Runtime {
     }
 }
 
+/// The files that a path stands for whose last part may hold a `*`.
+fn matching(pattern: &Path) -> Vec<PathBuf> {
+    let name = pattern.file_name().unwrap_or_default().to_string_lossy();
+    let Some((start, end)) = name.split_once('*') else {
+        return if pattern.exists() { vec![pattern.to_owned()] } else { Vec::new() };
+    };
+    let entries = pattern.parent().and_then(|parent| fs::read_dir(parent).ok());
+    let fits = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
+    };
+    let paths = entries.into_iter().flatten().filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    let mut found: Vec<_> = paths.filter(fits).collect();
+    found.sort();
+    found.truncate(SHOWN_MAX);
+    found
+}
+
 /// What of an installation is shown: not all that may lie beside it, when its prefix is somebody's home.
 fn parts_of(prefix: &Path, target: &Path) -> Vec<(PathBuf, PathBuf)> {
     const PARTS: [&str; 6] = ["bin", "lib", "lib64", "libexec", "share", "include"];
@@ -583,11 +652,17 @@ fn contents(settings: &Settings, rules: &Rules, runtimes: &Runtimes, own: &Path)
     if let Some(caches) = settings.python_caches.as_ref().filter(|caches| caches.is_dir()) {
         binds.push(bind(caches, Path::new("/opt/caisson/caches")));
     }
+    if let Some(toolchains) = &runtimes.toolchains {
+        binds.push(bind(toolchains, &Path::new("/opt/caisson").join(TOOLCHAINS_NAME)));
+    }
+    let shown = runtimes.shown.iter().filter(|path| !path.starts_with("/usr"));
+    binds.extend(shown.map(|path| Bind { source: path.clone(), target: path.clone(), optional: true }));
     let file = |target, content: Vec<u8>| Generated { target, content };
     let library = if settings.measure_forks.is_some() { LIBRARY_BARE } else { LIBRARY };
     let mut files = vec![
         file("/opt/caisson/harness.py", HARNESS_PY.into()),
         file("/opt/caisson/kernel.py", KERNEL_PY.into()),
+        file("/opt/caisson/program.py", PROGRAM_PY.into()),
         file("/opt/caisson/harness.js", HARNESS_JS.into()),
         file("/opt/caisson/zygote.py", ZYGOTE_PY.into()),
         file("/opt/caisson/libcaisson.so", library.into()),
@@ -613,12 +688,14 @@ fn python_flags(version: &str) -> Vec<&'static str> {
     if minor.is_some_and(|minor| minor >= 11) { vec!["-s", "-P", "-B"] } else { vec!["-s", "-B"] }
 }
 
-/// Keeps SIGUSR1 from opening an inspector, where the version has a switch for it.
+/// Modules of programs are made of a text without a file, for which there is a switch; another keeps SIGUSR1 from
+/// opening an inspector, where the version has it.
 fn node_flags(version: &str) -> Vec<&'static str> {
+    let modules = "--experimental-vm-modules";
     let mut parts = version.trim_start_matches('v').split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     let (major, minor) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     let has_switch = major > 23 || (major == 23 && minor >= 7) || (major == 22 && minor >= 14);
-    if has_switch { vec!["--disable-sigusr1"] } else { Vec::new() }
+    if has_switch { vec![modules, "--disable-sigusr1"] } else { vec![modules] }
 }
 
 /// Its version, and the one of its ipykernel where it can be imported.

@@ -1,11 +1,13 @@
 //! Reads `policies/*.toml` into typed values. Makes no system call besides reading the operator's files.
 //!
 //! Defaults are compiled in. An operator's directory overrides them file by file, a file as a whole, so that what
-//! is in force can be read in one place. Every entry carries its reason; one without is refused.
+//! is in force can be read in one place; only a table of languages may say that it adds to the built-in one. Every
+//! entry carries its reason; one without is refused.
 #![forbid(unsafe_code)]
 
 mod accounts;
 mod landlock;
+mod languages;
 mod limits;
 mod seccomp;
 
@@ -19,6 +21,7 @@ use serde::de::DeserializeOwned;
 
 pub use accounts::{ACCOUNTS_MAX, Account, Accounts};
 pub use landlock::{Access, LandlockPolicy, PathRule};
+pub use languages::{Harness, LANGUAGES_MAX, LanguageEntry, PLACEHOLDERS};
 pub use limits::{Limit, Limits};
 pub use seccomp::{Condition, Entry, Layer, SeccompPolicy, Test};
 
@@ -37,6 +40,7 @@ pub struct Policies {
     pub landlock: LandlockPolicy,
     pub limits: Limits,
     pub accounts: Accounts,
+    pub languages: Vec<LanguageEntry>,
 }
 
 /// A policy file that cannot be used.
@@ -55,6 +59,7 @@ pub fn load(dir: Option<&Path>) -> Result<Policies, PolicyError> {
         landlock: read(dir, LANDLOCK, landlock::check)?,
         limits: read(dir, LIMITS, limits::check)?,
         accounts: read(dir, ACCOUNTS, accounts::check)?,
+        languages: languages::load(dir)?,
     })
 }
 
@@ -98,7 +103,7 @@ fn text_of(path: &Path) -> Result<Option<String>, PolicyError> {
 fn parse<Raw: DeserializeOwned, T>(
     file: &str,
     text: &str,
-    check: fn(Raw) -> Result<T, Fault>,
+    check: impl FnOnce(Raw) -> Result<T, Fault>,
 ) -> Result<T, PolicyError> {
     let malformed = |span: Option<Range<usize>>, reason: String| PolicyError::Malformed {
         file: file.to_owned(),

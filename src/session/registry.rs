@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -52,6 +53,8 @@ impl SessionLimits {
 pub struct Registry {
     limits: SessionLimits,
     books: Mutex<Books>,
+    /// Sessions that were closed because nobody used them.
+    cleaned: AtomicU64,
 }
 
 type OfTenant = BTreeMap<(SessionId, Tier), Arc<Session>>;
@@ -68,7 +71,8 @@ struct Books {
 impl Registry {
     pub fn new(limits: SessionLimits, remembered: HashSet<SessionKey>) -> Registry {
         let remembered = remembered.into_iter().map(|key| (key, RESTART_HINT)).collect();
-        Registry { limits, books: Mutex::new(Books { tenants: HashMap::new(), remembered, closed: false }) }
+        let books = Books { tenants: HashMap::new(), remembered, closed: false };
+        Registry { limits, books: Mutex::new(books), cleaned: AtomicU64::new(0) }
     }
 
     pub fn limits(&self) -> SessionLimits {
@@ -152,7 +156,14 @@ impl Registry {
             session.idle_for().is_some_and(|idle| idle >= self.limits.idle_max(session))
         };
         let idle = self.all().into_iter().filter(is_idle).collect();
-        self.close_all(idle, CloseReason::Idle)
+        let closed = self.close_all(idle, CloseReason::Idle);
+        self.cleaned.fetch_add(closed.len() as u64, Ordering::Relaxed);
+        closed
+    }
+
+    /// How many sessions idled out so far.
+    pub fn cleaned(&self) -> u64 {
+        self.cleaned.load(Ordering::Relaxed)
     }
 
     /// Closes what waited for a cell when its launcher went away. The next cell of that name hears of it.
@@ -367,6 +378,7 @@ mod tests {
         assert!(registry.get(&tenant, Tiers::All, "python3:1").is_some_and(|it| it.tier.is_kernel()));
         std::thread::sleep(Duration::from_millis(12));
         assert_eq!(registry.close_idle().len(), 2, "native sessions wait longer");
+        assert_eq!(registry.cleaned(), 2);
         assert!(registry.delete(&tenant, Tiers::Kernels, "1").closed.is_empty());
         assert_eq!(registry.clear(&tenant, Tiers::All).closed.len(), 3);
     }

@@ -13,7 +13,6 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
-use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -45,7 +44,10 @@ pub const EXIT_ISOLATION: u8 = 3;
 /// What to supervise.
 #[derive(Debug)]
 pub struct Supervisor {
-    pub listeners: Vec<TcpListener>,
+    /// What the daemon serves on: its listeners, or the two ends of the one client it serves.
+    pub descriptors: Vec<OwnedFd>,
+    /// The daemon serves one client, and its end is the end of all.
+    pub ends_with_daemon: bool,
     pub settings: Settings,
     /// The daemon's configuration, as it reads it.
     pub daemon_config: Vec<u8>,
@@ -64,6 +66,8 @@ pub enum ServeError {
     /// The launcher has said on the log what is missing.
     #[error("this host enforces less isolation than required; `caisson doctor` shows what to grant")]
     Isolation,
+    #[error("the daemon did not end in order; the lines above say why")]
+    Daemon,
     #[error("launcher or daemon died {RESTARTS_MAX} times within {} s", RESTART_WINDOW.as_secs())]
     Restarts,
 }
@@ -99,10 +103,11 @@ impl Supervisor {
                 ending.get_or_insert_with(Instant::now);
             }
             while let Some((pid, exit)) = reap_one() {
-                if pid == running.daemon && ending.is_some() {
+                if pid == running.daemon && (ending.is_some() || self.ends_with_daemon) {
                     end_launcher(running.launcher);
                     bare::kill_strays(&HashSet::new());
-                    return Ok(());
+                    let is_done = ending.is_some() || exit == Exit::Code(0);
+                    return if is_done { Ok(()) } else { Err(ServeError::Daemon) };
                 }
                 if pid == running.launcher && exit == Exit::Code(EXIT_ISOLATION) {
                     kill(running.daemon, Signal::SIGKILL);
@@ -147,8 +152,8 @@ impl Supervisor {
     fn start_pair(&self) -> io::Result<Running> {
         let (launcher, socket) = self.start_launcher()?;
         let (control, theirs) = packet::pair()?;
-        let listeners: Vec<BorrowedFd<'_>> = self.listeners.iter().map(AsFd::as_fd).collect();
-        let daemon = daemon_stage(self, theirs.as_fd(), &listeners)?;
+        let descriptors: Vec<BorrowedFd<'_>> = self.descriptors.iter().map(AsFd::as_fd).collect();
+        let daemon = daemon_stage(self, theirs.as_fd(), &descriptors)?;
         send_launcher(&control, &socket)?;
         Ok(Running { launcher, daemon, control })
     }

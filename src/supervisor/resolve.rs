@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::launcher::cgroup::CgroupLimits;
-use crate::launcher::settings::Settings;
+use crate::launcher::settings::{Settings, Throwaway};
 use crate::launcher::spaces::SpaceLimits;
 
 /// Ready shells for each active space and owner.
@@ -44,8 +44,11 @@ pub fn settings(config: &Config, search: &str) -> Settings {
         uid: nix::unistd::getuid().as_raw(),
         gid: nix::unistd::getgid().as_raw(),
         state_dir: config.data_dir.join("launcher"),
+        spaces_under: config.uploads_dir.clone(),
+        views: None,
         python_env,
         python_caches: caches,
+        toolchains: config.python_env.parent().map(|parent| parent.join("toolchains")),
         python_binary,
         node_binary: interpreter(search, &config.node_name(), NODE_QUESTION),
         policies_dir: config.policies_dir.clone(),
@@ -55,6 +58,10 @@ pub fn settings(config: &Config, search: &str) -> Settings {
             pids: limits.pids.into(),
             cpu_millicores: (limits.cpu_cores * 1000.0) as u64,
         },
+        throwaway: Throwaway {
+            memory_bytes: config.librechat.subprocess_memory_mib_max.map(|mib| mib * 1024 * 1024),
+            cpu_secs: config.librechat.subprocess_cpu_secs_max,
+        },
         space: SpaceLimits { bytes: limits.space_bytes, inodes: limits.space_inodes },
         spaces_max: limits.spaces_max,
         shm: SpaceLimits { bytes: limits.shm_bytes, inodes: limits.shm_inodes },
@@ -62,10 +69,16 @@ pub fn settings(config: &Config, search: &str) -> Settings {
         shells_ready: SHELLS_READY,
         zygote_forks_max: ZYGOTE_FORKS_MAX,
         zygotes_off: config.strict,
-        tenants: config.api_keys.iter().map(|key| &key.tenant).collect::<HashSet<_>>().len().max(1),
+        tenants: tenants(config),
         no_namespaces: None,
         measure_forks: None,
     }
+}
+
+/// How many tenants there are to be, as far as it is known: the signer of tokens names as many as it likes.
+fn tenants(config: &Config) -> usize {
+    let keyed = config.api_keys.iter().map(|key| &key.tenant).collect::<HashSet<_>>().len();
+    keyed.max(if config.has_several_tenants() { 2 } else { 1 })
 }
 
 /// Every other `python3.N` on the search path, the newest first. An environment's is not the one its link leads to.

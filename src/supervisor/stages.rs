@@ -113,13 +113,13 @@ fn become_root_of_own(settings: &Settings) -> io::Result<()> {
 pub fn daemon_stage(
     supervisor: &Supervisor,
     control: BorrowedFd<'_>,
-    listeners: &[BorrowedFd<'_>],
+    inherited: &[BorrowedFd<'_>],
 ) -> io::Result<Pid> {
     let program = own_executable()?;
     let config = in_memory("caisson-daemon", &supervisor.daemon_config)?;
     let mut descriptors = vec![control, config.as_fd()];
-    descriptors.extend(listeners);
-    let count = listeners.len().to_string();
+    descriptors.extend(inherited);
+    let count = inherited.len().to_string();
     let before = || match supervisor.account {
         Some(account) if supervisor.settings.no_namespaces.is_none() => {
             move_folder(&supervisor.daemon_dir).and_then(|()| become_account(account))

@@ -10,6 +10,8 @@ pub struct Attributes<'a> {
     pub no_suid: bool,
     pub no_dev: bool,
     pub no_exec: bool,
+    /// No symbolic link of it is followed.
+    pub no_links: bool,
     /// Also what is mounted beneath.
     pub recursive: bool,
     /// The user namespace whose map translates the owners of the files.
@@ -33,6 +35,7 @@ pub fn set_attributes(tree: BorrowedFd<'_>, attributes: Attributes<'_>) -> io::R
             | flag(attributes.no_suid, 2)
             | flag(attributes.no_dev, 4)
             | flag(attributes.no_exec, 8)
+            | flag(attributes.no_links, 0x0020_0000)
             | flag(attributes.id_map.is_some(), IDMAP),
         attr_clr: 0,
         propagation: libc::MS_PRIVATE,

@@ -1,7 +1,8 @@
 //! Logs: where they go, how they look, what a request's lines carry.
 //!
 //! A line never holds a query string, a header or a body: keys travel there. Paths are logged after
-//! the server has cut a key out of the URL.
+//! the server has cut a key out of the URL. An operator who asks for more (`LOG_REQUESTS`) gets what
+//! `server::request_log` says.
 #![forbid(unsafe_code)]
 
 use tracing::Span;
@@ -14,9 +15,16 @@ use crate::config::LogFormat;
 /// Longest path a log line quotes, in bytes.
 const PATH_BYTES_MAX: usize = 256;
 
+/// A library whose lines are its own business, unless the operator names it.
+const CHATTY: &str = "rmcp";
+
 /// Starts logging to standard error. Once per process; a second call is an error.
 pub fn init(level: &str, format: LogFormat) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(level)?;
+    let mut filter = EnvFilter::try_new(level)?;
+    // It tells of every message, with what is in it.
+    if !level.contains(CHATTY) {
+        filter = filter.add_directive(format!("{CHATTY}=error").parse()?);
+    }
     let lines = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(true);
     match format {
         LogFormat::Text => lines.with_ansi(false).finish().try_init()?,

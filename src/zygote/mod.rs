@@ -4,13 +4,14 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
 use crate::harness::interpreter::Interpreter;
 use crate::launcher::client::{Client, LaunchError, Sandbox};
-use crate::launcher::plan::{LaunchPlan, Profile};
+use crate::launcher::plan::{LaunchPlan, Profile, SpaceId};
 use crate::launcher::posture::Hello;
 
 pub mod slots;
@@ -20,6 +21,18 @@ pub type Launching<'a> = Pin<Box<dyn Future<Output = Result<Interpreter, LaunchE
 
 /// A launch of a sandbox whose program speaks something else than the harness's protocol.
 pub type Opening<'a> = Pin<Box<dyn Future<Output = Result<Sandbox, LaunchError>> + Send + 'a>>;
+
+/// A deletion under way.
+pub type Deleting<'a> = Pin<Box<dyn Future<Output = Result<(), LaunchError>> + Send + 'a>>;
+
+/// A space in memory that nobody has had.
+pub fn fresh_space() -> SpaceId {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    SpaceId::transient(NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Where a sandbox sees its workspace.
+pub const WORKSPACE_DIR: &str = "/mnt/data";
 
 /// How long a request waits for a launcher that is being started again.
 pub const LAUNCHER_WAIT: Duration = Duration::from_secs(5);
@@ -49,6 +62,8 @@ pub trait Launch: Send + Sync + 'static {
     fn launch(&self, plan: LaunchPlan) -> Launching<'_>;
     /// The bare sandbox, for programs of our own.
     fn sandbox(&self, plan: LaunchPlan) -> Opening<'_>;
+    /// Ends a space's sandboxes and deletes its files.
+    fn delete_space(&self, space: SpaceId) -> Deleting<'_>;
     /// What the launcher of the day reported; `None` before the first.
     fn hello(&self) -> watch::Receiver<Option<Arc<Hello>>>;
     /// Changes when a launcher is gone and all its interpreters know it.
@@ -67,6 +82,10 @@ impl Launch for Client {
 
     fn sandbox(&self, plan: LaunchPlan) -> Opening<'_> {
         Box::pin(Client::launch(self, plan))
+    }
+
+    fn delete_space(&self, space: SpaceId) -> Deleting<'_> {
+        Box::pin(Client::delete_space(self, space))
     }
 
     fn hello(&self) -> watch::Receiver<Option<Arc<Hello>>> {

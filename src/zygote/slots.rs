@@ -8,7 +8,7 @@
 //!
 //! Refilling happens in one background task, away from requests: it waits for a quiet moment unless a shelf
 //! is nearly empty, and launches one at a time per two processors. Once every shelf is full and nobody has asked
-//! for anything for [`DEEP_QUIET`], slots of the data profile are warmed a second time, one after the other, by a
+//! for anything for [`DEEP_QUIET`], slots with the data stack are warmed a second time, one after the other, by a
 //! small job with pandas: it touches the memory that such a job needs, which takes too long to do it under load.
 #![forbid(unsafe_code)]
 
@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::harness::interpreter::Interpreter;
-use crate::launcher::plan::{Account, LaunchPlan, Origin, Profile, SpaceId};
-use crate::zygote::Launch;
+use crate::launcher::plan::{LaunchPlan, Origin, Profile, SpaceId};
+use crate::zygote::{Launch, WORKSPACE_DIR, fresh_space};
 
 /// Slots of a shelf after its first take.
 const TARGET_FIRST: usize = 2;
@@ -35,7 +35,7 @@ const DROP_AFTER: Duration = Duration::from_secs(300);
 const QUIET: Duration = Duration::from_millis(4);
 /// No cell started for this long: there is time for what a request can do without.
 const DEEP_QUIET: Duration = Duration::from_millis(50);
-/// What a slot of the data profile is warmed with then. Without pandas it fails, which does no harm.
+/// What a slot with the data stack is warmed with then. Without pandas it fails, which does no harm.
 const DEEP_SOURCE: &str = "import pandas as pd\n\
     df = pd.DataFrame({'a': range(10), 'b': range(10)})\n\
     df.describe().to_string()";
@@ -49,6 +49,15 @@ const BACKOFF_MAX: Duration = Duration::from_secs(60);
 
 /// Which interpreters are interchangeable.
 pub type ShelfKey = (SpaceId, Profile);
+
+/// What somebody takes a slot for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum TakenFor {
+    /// One answer, as soon as can be: a deeply warmed one first.
+    Once,
+    /// A session, which is idle for most of its life: a deeply warmed one last, since it holds more memory of its own.
+    Session,
+}
 
 /// What `/health` shows of the slots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -123,7 +132,7 @@ impl Shelf {
 
     /// Where its first slot is that wants to be warmed deeply.
     fn shallow(&self, key: ShelfKey) -> Option<usize> {
-        let wanted = key.1 == Profile::PythonData && !self.no_deep;
+        let wanted = matches!(key.1, Profile::PythonData | Profile::Kernel) && !self.no_deep;
         wanted.then(|| self.ready.iter().position(|slot| !slot.is_deep)).flatten()
     }
 
@@ -167,7 +176,7 @@ impl Slots {
     }
 
     /// A ready interpreter, if one waits. Either way the shelf learns from it.
-    pub fn take(&self, key: ShelfKey) -> Option<Interpreter> {
+    pub fn take(&self, key: ShelfKey, taken_for: TakenFor) -> Option<Interpreter> {
         if self.max == 0 {
             return None;
         }
@@ -176,7 +185,7 @@ impl Slots {
         if !self.adaptive && !books.shelves.contains_key(&key) {
             return None;
         }
-        let found = books.take(key, Instant::now(), self.adaptive, &mut dead);
+        let found = books.take(key, taken_for, Instant::now(), self.adaptive, &mut dead);
         drop(books);
         self.wanted.notify_one();
         found
@@ -342,6 +351,7 @@ impl Books {
     fn take(
         &mut self,
         key: ShelfKey,
+        taken_for: TakenFor,
         now: Instant,
         adaptive: bool,
         dead: &mut Vec<Interpreter>,
@@ -350,7 +360,11 @@ impl Books {
         shelf.taken_at = now;
         shelf.shrunk_at = now;
         let mut found = None;
-        while let Some(Ready { interpreter, .. }) = shelf.ready.pop_front() {
+        let next = |ready: &mut VecDeque<Ready>| match taken_for {
+            TakenFor::Once => ready.pop_front(),
+            TakenFor::Session => ready.pop_back(),
+        };
+        while let Some(Ready { interpreter, .. }) = next(&mut shelf.ready) {
             if interpreter.is_alive() {
                 found = Some(interpreter);
                 break;
@@ -405,7 +419,7 @@ impl Books {
         evicted.is_some()
     }
 
-    /// Whether every shelf is full, and one has a slot of the data profile that was not warmed deeply.
+    /// Whether every shelf is full, and one has a slot with the data stack that was not warmed deeply.
     fn wants_deep(&self) -> bool {
         let full = |shelf: &Shelf| shelf.launching == 0 && shelf.missing() == 0;
         !self.deepening
@@ -468,17 +482,31 @@ impl Books {
     }
 }
 
+/// The shelves of slots that have a space in memory each, fresh and seen by the daemon.
+pub const FRESH: SpaceId = SpaceId::transient(0);
+
 /// Launches and warms one slot. `None` when that failed, which is logged here.
 async fn make(launcher: &dyn Launch, key: ShelfKey) -> Option<Interpreter> {
     let (space, profile) = key;
-    let plan = LaunchPlan { space, profile, origin: Origin::Warm, account: Account(0), interpreter: 0 };
+    let fresh = space == FRESH;
+    let space = if fresh { fresh_space() } else { space };
+    let plan = LaunchPlan { view: fresh, throwaway: fresh, ..LaunchPlan::new(space, profile, Origin::Warm) };
     match launcher.launch(plan).await {
         Ok(interpreter) => {
-            let warmed = interpreter.warm_up(warm_source(profile)).await;
+            let source = warm_source(profile);
+            // It costs such a slot memory, 4 MB of Node's, which those for cells are spared.
+            let warmed = match fresh {
+                true => interpreter.warm_up_for_programs(source).await,
+                false => interpreter.warm_up(source).await,
+            };
             if warmed.is_none() {
                 tracing::warn!(%space, profile = profile.name(), "a slot did not survive its warm-up");
             }
-            warmed
+            match warmed {
+                // Programs start where their files are.
+                Some(slot) if fresh => slot.change_directory(WORKSPACE_DIR).await.ok(),
+                warmed => warmed,
+            }
         }
         Err(error) => {
             tracing::warn!(%space, profile = profile.name(), error = &error as &dyn std::error::Error,
@@ -516,7 +544,7 @@ mod tests {
         let (mut books, now) = (books(), Instant::now());
         let targets: Vec<_> = (0..4)
             .map(|_| {
-                assert!(books.take(KEY, now, true, &mut Vec::new()).is_none());
+                assert!(books.take(KEY, TakenFor::Once, now, true, &mut Vec::new()).is_none());
                 books.shelves[&KEY].target
             })
             .collect();
@@ -533,6 +561,7 @@ mod tests {
         let limits = crate::harness::interpreter::CellLimits {
             interrupt_grace: Duration::ZERO,
             output_chars_max: 10,
+            stream_bytes_max: None,
             grace: Duration::ZERO,
             memory_mib_max: 1,
         };
@@ -541,9 +570,10 @@ mod tests {
             code: "exit 1",
             timeout: Duration::from_secs(5),
             execution_count: 1,
+            argv: None,
         };
         assert!(first.interpreter.run(cell, &limits, &mut stop).await.interpreter.is_none());
-        assert!(books.take(KEY, now, true, &mut Vec::new()).is_some());
+        assert!(books.take(KEY, TakenFor::Once, now, true, &mut Vec::new()).is_some());
         assert_eq!(books.taken, 1);
     }
 
@@ -566,7 +596,7 @@ mod tests {
         let (mut books, now, mut evicted) = (books(), Instant::now(), None);
         fill(&mut books, KEY, 4, now);
         assert_eq!(books.next_refill(4, now, &mut evicted), Refill::Nothing);
-        books.take(OTHER, now, true, &mut Vec::new());
+        books.take(OTHER, TakenFor::Once, now, true, &mut Vec::new());
         assert_eq!(books.next_refill(4, now, &mut evicted), Refill::Launch { key: OTHER, hurry: true });
         assert!(evicted.is_some());
         assert_eq!(books.shelves[&KEY].ready.len(), 3);
@@ -584,6 +614,8 @@ mod tests {
 
     const DATA: ShelfKey = (SpaceId(1), Profile::PythonData);
 
+    const KERNEL: ShelfKey = (SpaceId(1), Profile::Kernel);
+
     #[tokio::test]
     async fn full_shelves_have_their_data_slots_warmed_deeply_one_at_a_time() {
         let (mut books, now) = (books(), Instant::now());
@@ -598,18 +630,30 @@ mod tests {
         let (key, slot) = books.send_to_deepen().expect("one is left");
         assert!(books.come_back(key, Some(slot)).is_none());
         assert!(books.send_to_deepen().is_none(), "the other profile is not warmed deeply");
+        fill(&mut books, KERNEL, 1, now);
+        assert_eq!(books.send_to_deepen().expect("a kernel has the data stack").0, KERNEL);
     }
 
     #[tokio::test]
-    async fn a_shelf_that_is_not_full_comes_first_and_a_deep_slot_is_taken_first() {
+    async fn a_shelf_that_is_not_full_comes_first() {
         let (mut books, now) = (books(), Instant::now());
         fill(&mut books, DATA, 2, now);
-        let (key, slot) = books.send_to_deepen().expect("full");
-        let deep = slot.provenance().sandbox;
-        assert!(books.come_back(key, Some(slot)).is_none());
-        let taken = books.take(DATA, now, true, &mut Vec::new()).expect("two are there");
-        assert_eq!(taken.provenance().sandbox, deep);
+        assert!(books.wants_deep());
+        books.take(DATA, TakenFor::Once, now, true, &mut Vec::new()).expect("two are there");
         assert!(!books.wants_deep(), "one is missing");
+    }
+
+    #[tokio::test]
+    async fn one_answer_takes_a_deep_slot_first_and_a_session_last() {
+        for (taken_for, left_is_deep) in [(TakenFor::Once, false), (TakenFor::Session, true)] {
+            let (mut books, now) = (books(), Instant::now());
+            fill(&mut books, DATA, 2, now);
+            let (key, slot) = books.send_to_deepen().expect("full");
+            assert!(books.come_back(key, Some(slot)).is_none());
+            books.take(DATA, taken_for, now, true, &mut Vec::new()).expect("two are there");
+            assert_eq!(books.shelves[&DATA].ready[0].is_deep, left_is_deep);
+            books.take(DATA, taken_for, now, true, &mut Vec::new()).expect("the other one does as well");
+        }
     }
 
     #[tokio::test]
@@ -637,7 +681,7 @@ mod tests {
     async fn slots_switched_off_keep_and_count_nothing() {
         let slots = Slots::new(0, 0);
         slots.pin(KEY, 3);
-        assert!(slots.take(KEY).is_none());
+        assert!(slots.take(KEY, TakenFor::Once).is_none());
         assert_eq!((slots.stats().missed, slots.ready(KEY)), (0, 0));
     }
 }

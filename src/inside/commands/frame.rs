@@ -34,7 +34,26 @@ pub struct Start {
     pub env: Vec<(String, Option<String>)>,
     /// Nobody will ever write to it: it reads end of file.
     pub stdin_ends: bool,
+    /// A file that is written before it starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// Its calls of tools come as [`Event::Call`]: the folder in which the two pipes for them are made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calls: Option<String>,
 }
+
+/// A file for a command, in a folder that is made for it and that only the command's account can enter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    pub folder: String,
+    pub name: String,
+    pub text: String,
+}
+
+/// Names of the two pipes of a command that calls tools: calls are written to the first, a line each, and answers
+/// read from the second.
+pub const CALLS_PIPE: &str = "calls";
+pub const ANSWERS_PIPE: &str = "answers";
 
 /// What a command is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +63,16 @@ pub enum Program {
     Script { shell: String, text: String },
     /// A program and its arguments, which nothing parses.
     Words(Vec<String>),
+}
+
+impl Program {
+    /// What is started; empty where there is nothing.
+    pub fn name(&self) -> &str {
+        match self {
+            Program::Script { shell, .. } => shell,
+            Program::Words(words) => words.first().map_or("", String::as_str),
+        }
+    }
 }
 
 /// A stateful shell to start on a terminal, or on pipes where none can be had.
@@ -96,6 +125,11 @@ pub enum Request {
     Line {
         number: u32,
         line: Line,
+    },
+    /// A line for whoever waits for an answer to its call.
+    Answer {
+        number: u32,
+        line: Vec<u8>,
     },
 }
 
@@ -151,6 +185,11 @@ pub enum Event {
         nonce: u32,
         status: u8,
         cwd: String,
+    },
+    /// A piece of what a command has written to its pipe of calls.
+    Call {
+        number: u32,
+        bytes: Vec<u8>,
     },
 }
 
@@ -244,6 +283,7 @@ impl Request {
             Request::Signal { number, signal } => (4, *number, vec![*signal]),
             Request::Shell { number, shell } => (5, *number, json(shell)),
             Request::Line { number, line } => (6, *number, json(line)),
+            Request::Answer { number, line } => (7, *number, line.clone()),
         };
         Frame { kind, number, payload: &payload }.encode()
     }
@@ -257,6 +297,7 @@ impl Request {
             4 => Request::Signal { number, signal: frame.exactly::<1>()?[0] },
             5 => Request::Shell { number, shell: frame.json()? },
             6 => Request::Line { number, line: frame.json()? },
+            7 => Request::Answer { number, line: frame.payload.to_vec() },
             _ => return Err(Broken),
         })
     }
@@ -279,6 +320,7 @@ impl Event {
                 payload.extend_from_slice(cwd.as_bytes());
                 (8, *number, payload)
             }
+            Event::Call { number, bytes } => (9, *number, bytes.clone()),
         };
         Frame { kind, number, payload: &payload }.encode()
     }
@@ -303,6 +345,7 @@ impl Event {
                 let cwd = path(std::str::from_utf8(cwd).map_err(|_| Broken)?)?;
                 Event::Done { number, nonce: u32::from_le_bytes(*nonce), status: *status, cwd }
             }
+            9 => Event::Call { number, bytes: frame.payload.to_vec() },
             _ => return Err(Broken),
         })
     }
@@ -350,6 +393,7 @@ mod tests {
             Event::Exit { number: 1, exit: Exit::Code(3) },
             Event::Exit { number: 1, exit: Exit::Signal(9) },
             Event::Done { number: 2, nonce: 7, status: 1, cwd: "/tmp/ä".to_owned() },
+            Event::Call { number: 3, bytes: b"{}\n".to_vec() },
         ];
         let bytes: Vec<u8> = all.iter().flat_map(Event::encode).collect();
         assert_eq!(events(&bytes).as_deref(), Ok(&all[..]));
@@ -362,6 +406,12 @@ mod tests {
             cwd: Some("/tmp".to_owned()),
             env: vec![("A".to_owned(), Some("1".to_owned())), ("B".to_owned(), None)],
             stdin_ends: true,
+            source: Some(Source {
+                folder: "/tmp/run".to_owned(),
+                name: "main.sh".to_owned(),
+                text: "echo".to_owned(),
+            }),
+            calls: Some("/tmp/run".to_owned()),
         };
         let shell = Shell { shell: "/bin/bash".to_owned(), cwd: None, env: Vec::new() };
         let line = Line { nonce: 5, text: "cd /".to_owned(), cwd: None, strict: true, keeps_links: false };
@@ -372,6 +422,7 @@ mod tests {
             Request::Signal { number: 1, signal: 15 },
             Request::Shell { number: 2, shell },
             Request::Line { number: 2, line },
+            Request::Answer { number: 2, line: b"{}\n".to_vec() },
         ];
         let mut decoder = Decoder::new(REQUEST_BYTES_MAX);
         for request in &all {

@@ -57,6 +57,8 @@ enum Part {
     Stderr(u32),
     Lines(u32),
     Reports(u32),
+    Calls(u32),
+    Answers(u32),
 }
 
 impl Agent {
@@ -90,6 +92,8 @@ impl Agent {
                 (Part::Stderr(number), process.stderr.as_ref(), PollFlags::IN),
                 (Part::Lines(number), lines.and_then(|lines| lines.feed.waiting()), PollFlags::OUT),
                 (Part::Reports(number), lines.and_then(|lines| lines.reports.as_ref()), PollFlags::IN),
+                (Part::Calls(number), process.calls.as_ref(), PollFlags::IN),
+                (Part::Answers(number), process.answers.waiting(), PollFlags::OUT),
             ];
             let open = of_process.into_iter().filter_map(|(part, open, flags)| Some((part, open?, flags)));
             wanted.extend(open);
@@ -158,6 +162,13 @@ impl Agent {
                 let taken = lines.push(&line);
                 self.tell(&if taken { Event::Started { number } } else { Event::NotADirectory { number } })
             }
+            Request::Answer { number, line } => {
+                if let Some(process) = self.processes.get_mut(&number) {
+                    process.answers.push(&line);
+                    process.answers.pump();
+                }
+                Ok(())
+            }
         }
     }
 
@@ -186,7 +197,9 @@ impl Agent {
         | Part::Stdout(number)
         | Part::Stderr(number)
         | Part::Lines(number)
-        | Part::Reports(number)) = part
+        | Part::Reports(number)
+        | Part::Calls(number)
+        | Part::Answers(number)) = part
         else {
             return Ok(());
         };
@@ -206,6 +219,14 @@ impl Agent {
                 Piece::Bytes(bytes) => self.tell(&Event::Stderr { number, bytes }),
                 Piece::Nothing | Piece::Closed => Ok(()),
             },
+            Part::Calls(_) => match read_piece(&mut process.calls) {
+                Piece::Bytes(bytes) => self.tell(&Event::Call { number, bytes }),
+                Piece::Nothing | Piece::Closed => Ok(()),
+            },
+            Part::Answers(_) => {
+                process.answers.pump();
+                Ok(())
+            }
             Part::Lines(_) => {
                 if let Some(lines) = &mut process.lines {
                     lines.feed.pump();

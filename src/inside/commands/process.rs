@@ -3,17 +3,19 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
+use std::fs::DirBuilder;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{Access, CWD, FileType, MemfdFlags, Mode, OFlags, access};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use super::frame::{CHUNK_BYTES_MAX, Exit, Program, Start};
+use super::frame::{ANSWERS_PIPE, CALLS_PIPE, CHUNK_BYTES_MAX, Exit, Program, Source, Start};
 use super::shell::Lines;
 
 /// How long output is still waited for once a command has ended: a child it left behind may hold the pipe for ever.
@@ -46,7 +48,7 @@ impl NotStarted {
 #[derive(Debug)]
 pub(super) struct Feed {
     to: Option<OwnedFd>,
-    /// Bounded by the daemon, which sends no more than it has been told was taken.
+    /// Bounded by the daemon: input by what it has been told was taken, answers by the calls of a program.
     pending: VecDeque<u8>,
     /// Closed once everything is written.
     ends: bool,
@@ -58,6 +60,11 @@ impl Feed {
             rustix::io::ioctl_fionbio(to, true)?;
         }
         Ok(Feed { to, pending: VecDeque::new(), ends: false })
+    }
+
+    /// Into nothing.
+    fn none() -> Feed {
+        Feed { to: None, pending: VecDeque::new(), ends: false }
     }
 
     /// What waits for room.
@@ -128,21 +135,29 @@ pub(super) struct Process {
     pub(super) told: bool,
     /// Of a stateful shell.
     pub(super) lines: Option<Lines>,
+    /// Of a command that calls tools: what it has called, and the way of the answers.
+    pub(super) calls: Option<OwnedFd>,
+    pub(super) answers: Feed,
 }
 
 impl Process {
     pub(super) fn start(start: &Start) -> Result<Process, NotStarted> {
+        if let Some(source) = &start.source {
+            lay(source).map_err(|error| NotStarted::Failed(source.name.clone(), error))?;
+        }
+        let pipes = start.calls.as_deref().map(|folder| pipes_of_calls(Path::new(folder))).transpose();
+        let pipes = pipes.map_err(|error| NotStarted::Failed("the pipes of its calls".to_owned(), error))?;
         let dir = directory(start.cwd.as_deref())?;
         let mut script = None;
         let mut command = match &start.program {
             Program::Words(words) => {
                 let (program, arguments) = words.split_first().ok_or_else(|| nothing_to_run(""))?;
-                let mut command = Command::new(program);
+                let mut command = command_of(program, &start.env);
                 command.args(arguments);
                 command
             }
             Program::Script { shell, text } => {
-                let mut command = Command::new(shell);
+                let mut command = command_of(shell, &start.env);
                 command.arg("-c");
                 if text.len() <= ARGUMENT_BYTES_MAX {
                     command.arg(text);
@@ -159,7 +174,7 @@ impl Process {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let spawned = command.spawn();
         drop(script);
-        let name = || command.get_program().to_string_lossy().into_owned();
+        let name = || start.program.name().to_owned();
         let mut child = spawned.map_err(|error| NotStarted::Failed(name(), error))?;
         let stdin = child.stdin.take().map(OwnedFd::from);
         let (stdout, stderr) =
@@ -168,6 +183,10 @@ impl Process {
             Process::of(child, stdin, stdout, stderr).map_err(|error| NotStarted::Failed(name(), error))?;
         if start.stdin_ends {
             process.stdin.close();
+        }
+        if let Some((calls, answers)) = pipes {
+            process.calls = Some(calls);
+            process.answers = Feed::new(Some(answers)).map_err(|error| NotStarted::Failed(name(), error))?;
         }
         Ok(process)
     }
@@ -188,6 +207,8 @@ impl Process {
         };
         match arrange() {
             Ok((life, stdin)) => Ok(Process {
+                calls: None,
+                answers: Feed::none(),
                 child,
                 pid,
                 life: Some(life),
@@ -275,6 +296,24 @@ pub(super) fn home() -> PathBuf {
     std::env::var_os("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from)
 }
 
+/// A program that is found already. The standard library leaves a search along a changed `PATH` to a fork of ours, which
+/// costs as much as all of a small program's start; one with a path it starts without.
+fn command_of(name: &str, env: &[(String, Option<String>)]) -> Command {
+    let set = env.iter().rev().find(|(variable, _)| variable == "PATH");
+    let path = set.map_or_else(|| std::env::var_os("PATH"), |(_, value)| value.as_ref().map(OsString::from));
+    let found = match path {
+        Some(path) if !name.contains('/') => std::env::split_paths(&path)
+            // One that depends on the working directory is the search's.
+            .take_while(|folder| folder.is_absolute())
+            .map(|folder| folder.join(name))
+            .find(|file| file.is_file() && access(file, Access::EXEC_OK).is_ok()),
+        _ => None,
+    };
+    let mut command = Command::new(found.as_deref().unwrap_or(Path::new(name)));
+    command.arg0(name);
+    command
+}
+
 /// The agent's own, and what was asked for.
 pub(super) fn environment(command: &mut Command, more: &[(String, Option<String>)]) {
     command.env_clear().envs(std::env::vars_os());
@@ -292,6 +331,24 @@ pub(super) fn nothing_to_run(name: &str) -> NotStarted {
     NotStarted::Failed(name.to_owned(), io::Error::from(io::ErrorKind::NotFound))
 }
 
+/// Writes a command's own file. The folder is a fresh one: who is there already is not it.
+fn lay(source: &Source) -> io::Result<()> {
+    let folder = Path::new(&source.folder);
+    DirBuilder::new().mode(0o700).create(folder)?;
+    std::fs::write(folder.join(&source.name), &source.text)
+}
+
+/// Both are held open from both sides: a stub that comes and goes ends nothing.
+fn pipes_of_calls(folder: &Path) -> io::Result<(OwnedFd, OwnedFd)> {
+    let make = |name: &str| -> io::Result<OwnedFd> {
+        let path = folder.join(name);
+        rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::from_bits_truncate(0o600), 0)?;
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        Ok(rustix::fs::open(&path, flags, Mode::empty())?)
+    };
+    Ok((make(CALLS_PIPE)?, make(ANSWERS_PIPE)?))
+}
+
 /// A file without a name, which the next program started inherits.
 fn in_memory(text: &str) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("script", MemfdFlags::empty())?;
@@ -307,5 +364,52 @@ fn exit(status: ExitStatus) -> Exit {
     match (status.code(), status.signal()) {
         (Some(code), _) => Exit::Code(code as u8),
         (None, signal) => Exit::Signal(signal.unwrap_or_default() as u8),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// What would be started for `name` with this `PATH`.
+    fn found(name: &str, path: Option<&str>) -> String {
+        let env =
+            [("PATH".to_owned(), Some("/nowhere".to_owned())), ("PATH".to_owned(), path.map(str::to_owned))];
+        command_of(name, &env).get_program().to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn a_program_is_the_first_of_its_name_along_the_path_that_may_be_run() {
+        let top = tempfile::tempdir().expect("a folder");
+        let top = top.path().to_str().expect("text");
+        for folder in ["folder", "plain", "own", "later"] {
+            std::fs::create_dir_all(format!("{top}/{folder}")).expect("made");
+        }
+        std::fs::create_dir(format!("{top}/folder/tool")).expect("made");
+        for (file, mode) in [("plain/tool", 0o644), ("own/tool", 0o755), ("later/tool", 0o755)] {
+            let file = format!("{top}/{file}");
+            std::fs::write(&file, "#!/bin/sh\n").expect("written");
+            std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).expect("changed");
+        }
+        let path = format!("{top}/missing:{top}/folder:{top}/plain:{top}/own:{top}/later");
+        assert_eq!(found("tool", Some(&path)), format!("{top}/own/tool"));
+        assert_eq!(found("other", Some(&path)), "other", "the search itself says that there is none");
+        assert_eq!(found("./tool", Some(&path)), "./tool");
+        assert_eq!(
+            found("tool", Some(&format!("bin:{top}/own"))),
+            "tool",
+            "that folder is the working directory's"
+        );
+        assert_eq!(found("tool", None), "tool");
+    }
+
+    #[test]
+    fn it_is_called_by_the_name_that_was_asked_for() {
+        let mut command = command_of("sh", &[]);
+        assert!(Path::new(command.get_program()).is_absolute());
+        let said = command.args(["-c", "echo $0"]).output().expect("it runs");
+        assert_eq!(said.stdout, b"sh\n");
     }
 }

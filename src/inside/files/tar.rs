@@ -369,10 +369,22 @@ impl Member {
         };
         let mut dir = top.try_clone()?;
         for folder in folders {
-            dir = open_dir(&dir, folder)?;
+            dir = open_dir(&dir, folder).map_err(|errno| self.no_link(errno))?;
         }
         replace(at.dir(), name)?;
-        Ok(linkat(&dir, &last[..], at.dir(), name, AtFlags::empty())?)
+        linkat(&dir, &last[..], at.dir(), name, AtFlags::empty()).map_err(|errno| self.no_link(errno))
+    }
+
+    /// Says of a link that cannot be made what the archive did wrong. What lies in the folder that the tree will be
+    /// joined with is no member: whose file that is, and for how long, nobody knows.
+    fn no_link(&self, errno: Errno) -> Fault {
+        match errno {
+            Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::PERM => {
+                refused(format!("member '{}' links to what is no file of the archive before it", self.name))
+            }
+            Errno::MLINK => refused(format!("member '{}' is one name too many of its file", self.name)),
+            other => other.into(),
+        }
     }
 }
 

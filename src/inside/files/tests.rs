@@ -551,7 +551,7 @@ fn a_tree_goes_out_and_comes_back() {
 fn what_an_archive_must_not_hold_is_refused_and_leaves_nothing() {
     use ::tar::EntryType;
     let mut stand = stand();
-    let cases: [(&str, EntryType, &str); 10] = [
+    let cases: [(&str, EntryType, &str); 13] = [
         ("../out", EntryType::Regular, ""),
         ("/abs", EntryType::Regular, ""),
         ("a/../../out", EntryType::Regular, ""),
@@ -560,6 +560,9 @@ fn what_an_archive_must_not_hold_is_refused_and_leaves_nothing() {
         ("l", EntryType::Symlink, "d/../../out"),
         ("h", EntryType::Link, "../secret"),
         ("h", EntryType::Link, "/etc/passwd"),
+        ("h", EntryType::Link, "none"),
+        ("h", EntryType::Link, "none/first"),
+        ("h", EntryType::Link, "."),
         ("dev", EntryType::Char, ""),
         ("fifo", EntryType::Fifo, ""),
     ];
@@ -589,6 +592,52 @@ fn what_an_archive_must_not_hold_is_refused_and_leaves_nothing() {
     let unpacked = fs::metadata(stand.space().join("t/h")).expect("there");
     assert_eq!((unpacked.mode() & 0o7777, unpacked.nlink()), (0o755, 2), "no setuid bit");
     assert!(stand.stream(tree_in(), &vec![b'n'; 10_000], true).is_err(), "no archive");
+}
+
+#[test]
+fn a_member_is_no_link_to_what_only_the_folder_it_joins_holds() {
+    use ::tar::EntryType;
+    let mut stand = stand();
+    fs::create_dir_all(stand.space().join("t/d")).expect("made");
+    stand.write("t/there", b"mine", false).expect("written");
+    stand.write("t/d/there", b"mine", false).expect("written");
+    let tree_in = || Op::TreeIn { path: "t".to_owned(), bytes_max: 1 << 20, token: "t0".to_owned() };
+    for target in ["there", "d/there", "d"] {
+        let bytes = archive(|builder| {
+            member(builder, "d/", EntryType::Directory, "", b"");
+            member(builder, "h", EntryType::Link, target, b"");
+        });
+        let fault = stand.stream(tree_in(), &bytes, true).expect_err(target);
+        assert_eq!(fault.kind, FaultKind::BadRequest, "{target}: {fault:?}");
+        assert!(!stand.space().join("t/h").exists(), "{target}");
+    }
+    // Control: a file of the archive's own.
+    let bytes = archive(|builder| {
+        member(builder, "d/new", EntryType::Regular, "", b"x");
+        member(builder, "h", EntryType::Link, "d/new", b"");
+    });
+    stand.stream(tree_in(), &bytes, true).expect("unpacked");
+    assert_eq!(stand.read("t/h", None).as_deref(), Ok("x"));
+}
+
+#[test]
+fn what_is_missing_outside_the_space_is_missing() {
+    let mut stand = stand();
+    stand.write("mine", b"x", false).expect("written");
+    let of = |name: &str| format!("../{name}");
+    let delete = |path: String| Op::Delete { path, recursive: false };
+    let rename = |source: &str, destination: &str| Op::Move {
+        source: source.to_owned(),
+        destination: destination.to_owned(),
+        overwrite: false,
+    };
+    for (name, kind) in [("none", FaultKind::NotFound), ("secret", FaultKind::PermissionDenied)] {
+        assert_eq!(stand.fault(delete(of(name))), kind, "{name}");
+        assert_eq!(stand.fault(rename(&of(name), "taken")), kind, "{name}");
+    }
+    // A place outside is not to be had, whether or not something is there.
+    assert_eq!(stand.fault(rename("mine", &of("none"))), FaultKind::PermissionDenied);
+    assert_eq!(stand.names(), ["mine"]);
 }
 
 #[test]

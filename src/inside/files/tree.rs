@@ -37,8 +37,9 @@ pub(super) fn mkdir(view: &View, path: &str, parents: bool) -> Outcome<Answer> {
 
 pub(super) fn delete(view: &View, clock: &Clock, path: &str, recursive: bool) -> Outcome<Answer> {
     let spot = view.find_name(path)?;
-    view.require(&spot.dir)?;
+    // What is not there is missing wherever it would lie, as for those who only look.
     let stat = statat(&spot.dir, &spot.name[..], AtFlags::SYMLINK_NOFOLLOW)?;
+    view.require(&spot.dir)?;
     let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
     if !is_directory {
         unlinkat(&spot.dir, &spot.name[..], AtFlags::empty())?;
@@ -87,8 +88,8 @@ pub(super) fn move_to(
     overwrite: bool,
 ) -> Outcome<Answer> {
     let from = view.find_name(source)?;
-    view.require(&from.dir)?;
     statat(&from.dir, &from.name[..], AtFlags::SYMLINK_NOFOLLOW)?;
+    view.require(&from.dir)?;
     let to = view.find_name_making_parents(destination)?;
     view.require(&to.dir)?;
     match rename(&from, &to, overwrite) {

@@ -17,9 +17,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use serde::Serialize;
 
 use super::{Launcher, Loop, Stage};
-use crate::launcher::plan::{
-    Account, LaunchPlan, Origin, Profile, REPLY_BYTES, Reply, Request, SandboxId, SpaceId,
-};
+use crate::launcher::plan::{LaunchPlan, Origin, Profile, REPLY_BYTES, Reply, Request, SandboxId, SpaceId};
 use crate::launcher::wire::{self, Job, slot};
 use crate::sys::packet;
 
@@ -83,13 +81,7 @@ impl Loop {
 
     fn confined(&mut self, daemon: &OwnedFd) -> io::Result<Duration> {
         self.settle()?;
-        let plan = LaunchPlan {
-            space: SPACE,
-            profile: Profile::Python,
-            origin: Origin::Warm,
-            account: Account(0),
-            interpreter: 0,
-        };
+        let plan = LaunchPlan::new(SPACE, Profile::Python, Origin::Warm);
         let started = Instant::now();
         let request = Request::Launch { seq: self.seq_seen + 1, plan };
         packet::send(daemon, &request.encode(), &[])?;
