@@ -5,6 +5,10 @@
 // the last statement, none of which a source rewrite gets right. What that mode cannot do is `import()`, so calls of
 // it are rewritten (see `withImports`).
 //
+// A program is something else: what `node main.js` would have run, once, after which this process is gone. It is
+// compiled as node compiles a file and left to node, which reports what nobody caught and ends when nothing is left to
+// do. Only the file is missing: its name is one in the working directory, and its text is what came over the pipe.
+//
 // As in harness.py nothing here defends against the guest, only against mistakes: what is used after the first cell
 // is held in this closure, and a cell that breaks a prototype breaks its own output at most.
 "use strict";
@@ -21,6 +25,10 @@
   const util = require("util");
   const vm = require("vm");
 
+  // Ours, by a switch of ours; a guest's `vm` has what it would have without it.
+  const { SourceTextModule, SyntheticModule } = vm;
+  for (const name of ["Module", "SourceTextModule", "SyntheticModule"]) delete vm[name];
+
   const REQUESTS = 3;
   const EVENTS = 4;
   const EXIT_BROKEN = 70;
@@ -30,6 +38,8 @@
   const TRACEBACK_CHARS_MAX = 1_000_000;
   const CELL_NAME = "evalmachine.<anonymous>";
   const IMPORT = "caisson.import";
+  const EXIT_UNSETTLED = 13; // as node has it for a top-level await that nothing can settle
+  const LIBRARIES = path.join(path.dirname(__filename), "toolchains", "typescript");
 
   const { parse, stringify } = JSON;
   const { inspect } = util;
@@ -48,9 +58,10 @@
   // --- output ------------------------------------------------------------------------------------------------------
 
   // Which stream this interpreter wrote how many bytes to, in order.
-  const recorder = { entries: [], muted: false };
+  const recorder = { entries: [], muted: false, idle: false };
 
   function note(key, size) {
+    if (recorder.idle) return;
     const { entries } = recorder;
     const last = entries[entries.length - 1];
     if (last !== undefined && last[0] === key) last[1] += size;
@@ -270,26 +281,34 @@
   let importer = null;
 
   // import() as a file in the working directory would do it.
-  function makeImporter(folder) {
+  function makeImporter(folder, file = "[cell]") {
     const useDefault = vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER;
-    const filename = path.join(folder, "[cell]");
+    const filename = path.join(folder, file);
     if (useDefault !== undefined) {
       return new vm.Script("(name, options) => import(name, options)", { filename, importModuleDynamically: useDefault }).runInThisContext();
     }
     const resolve = Module.createRequire(filename).resolve; // before Node 20.12
-    return async (name) => {
+    return async (name, options) => {
       const text = `${name}`;
-      if (Module.builtinModules.includes(text.replace(/^node:/, "")) || /^(file|data|node):/.test(text)) return import(text);
-      return import(pathToFileURL(/^\.{0,2}\//.test(text) ? path.resolve(folder, text) : resolve(text)).href);
+      const attributes = options === undefined ? undefined : { assert: options.with ?? options.assert, with: options.with ?? options.assert };
+      if (Module.builtinModules.includes(text.replace(/^node:/, "")) || /^(file|data|node):/.test(text)) return import(text, attributes);
+      return import(pathToFileURL(/^\.{0,2}\//.test(text) ? path.resolve(folder, text) : resolve(text)).href, attributes);
     };
   }
 
-  // The default loader announces itself as experimental at its first use, on what would be a cell's stderr.
-  function hushImporter() {
+  // What node calls experimental it announces at the first use, on what would be a cell's stderr.
+  function hushed(action) {
     const { emitWarning } = process;
     process.emitWarning = () => {};
-    importer("fs").catch(() => {});
-    process.emitWarning = emitWarning;
+    try {
+      return action();
+    } finally {
+      process.emitWarning = emitWarning;
+    }
+  }
+
+  function hushImporter() {
+    hushed(() => importer("fs").catch(() => {}));
   }
 
   // --- globals of a cell -------------------------------------------------------------------------------------------
@@ -311,10 +330,13 @@
     importer = makeImporter(folder);
   }
 
+  const givenNames = ["require", "module", "exports"];
+
   function builtinNames() {
     const load = require;
     for (const name of Module.builtinModules) {
       if (/^_|\/|^(sys|wasi|trace_events|inspector)$/.test(name) || name in globalThis) continue;
+      givenNames.push(name);
       Object.defineProperty(globalThis, name, {
         configurable: true,
         enumerable: false,
@@ -446,6 +468,434 @@
     });
   }
 
+  // --- programs ----------------------------------------------------------------------------------------------------
+
+  const COMMON_NAMES = ["exports", "require", "module", "__filename", "__dirname"];
+  // What V8 says of a source that can only be a module.
+  const IS_MODULE = /^(Cannot use import statement outside a module|Unexpected token 'export'|Cannot use 'import\.meta' outside a module|Identifier '(exports|require|module|__filename|__dirname)' has already been declared)/;
+  // V8 takes `await (x)` in a function for a call.
+  const MAY_AWAIT = /(^|[\n;{}=(,])\s*await\s*[([`+\-/]/;
+  // Programs start themselves again by their file's name: threads, processes of a cluster.
+  const MAY_START_ITSELF = /\b(worker_threads|child_process|cluster)\b/;
+
+  // What calls a program's code shows in its stacks as what node has in this place.
+  const enterMain = new vm.Script(
+    "(function executeUserEntryPoint(main, self, values, done) { const end = Reflect.apply(main, self, values); if (done !== undefined) done(end); })",
+    { filename: "node:internal/modules/run_main" },
+  ).runInThisContext();
+
+  // Runs a program, once: this process has no other work any more, and ends as node would end it.
+  function runProgram(program, nonce) {
+    const state = { dying: false, idle: false, unsettled: undefined };
+    becomeMain(nonce, state);
+    const folder = cwd();
+    let main;
+    try {
+      main = program.typescript === true ? compileTypeScript(StringOf(program.code), folder) : compile(withoutMark(StringOf(program.code)), folder, ".js");
+    } catch (error) {
+      return reject(error);
+    }
+    process.argv.push(main.filename, ...(Array.isArray(program.args) ? program.args.map(StringOf) : []));
+    if (MAY_START_ITSELF.test(main.code)) letStartItself(main, folder);
+    return main.format === "module" ? startModule(main, folder, state) : startCommon(main, folder, state);
+  }
+
+  // Gives up what belongs to cells, and has the end reported.
+  function becomeMain(nonce, state) {
+    recorder.idle = true;
+    for (const [event, watcher] of Object.entries(watchers)) process.removeListener(event, watcher);
+    for (const name of [...givenNames, Symbol.for(IMPORT)]) delete globalThis[name];
+    session.disconnect();
+    requests.unref();
+    process.execArgv = [];
+    process.on("uncaughtExceptionMonitor", () => {
+      state.dying = true;
+    });
+    process.on("beforeExit", () => {
+      state.idle = true; // process.exit() does not come by here
+    });
+    process.on("exit", (code) => {
+      if (state.unsettled !== undefined && state.idle && !state.dying && process.exitCode === undefined) {
+        process.exitCode = EXIT_UNSETTLED;
+        writeAll(2, BufferFrom(`Warning: Detected unsettled top-level await at ${state.unsettled}\n`));
+      }
+      // Who listens as well may still change the code; node tells of an error after this; and the launcher sees the end.
+      if (state.dying || process.listenerCount("exit") > 1) return;
+      const exit = process.exitCode === undefined ? code : Number(process.exitCode);
+      writeAll(EVENTS, BufferFrom(`\n${stringify({ nonce, event: "done", exit })}\n`));
+    });
+  }
+
+  // A byte-order mark goes; the first line of a script is no comment to V8 where it is the body of a function.
+  function withoutMark(code) {
+    const bare = code.charCodeAt(0) === 0xfeff ? code.slice(1) : code;
+    return bare.startsWith("#!") ? `//${bare.slice(2)}` : bare;
+  }
+
+  // What nobody caught, as node reports it; thrown from here, our own line would be shown as its place.
+  function reject(error) {
+    if (error instanceof Misspelt) {
+      process.stderr.write(`${error.text}\n\nNode.js ${process.version}\n`);
+      process.exitCode = 1;
+      return;
+    }
+    if (isError(error) && typeof error.stack === "string") {
+      const lines = error.stack.split("\n");
+      const ours = lines.findIndex((line) => OWN_FRAME.test(line)); // what lies below it as well
+      const value = (ours < 0 ? lines : lines.slice(0, ours)).join("\n");
+      Reflect.defineProperty(error, "stack", { value, configurable: true, writable: true, enumerable: false });
+    }
+    Promise.reject(error);
+  }
+
+  const OWN_FRAME = new RegExp(`^\\s+at .*${__filename.replace(/[^\w/]/g, "\\$&")}`);
+
+  // Compiles the code as node would a file of this name: as CommonJS, and as a module where it can only be that. One
+  // that awaits at its top without being a module gets the names of CommonJS all the same.
+  function compile(code, folder, extension) {
+    const filename = path.join(folder, `main${extension}`);
+    const useDefault = extension === ".ts" ? undefined : vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER;
+    const importModuleDynamically = useDefault ?? ((name, _, attributes) => loadLater(name, filename, attributes));
+    const options = { filename, importModuleDynamically };
+    const common = (run, isAsync) => ({ format: "commonjs", code, filename, run, isAsync });
+    const awaiting = () => {
+      const head = `(async function (${COMMON_NAMES.join(", ")}) { `;
+      const script = new vm.Script(`${head}${code}\n})`, { ...options, columnOffset: -head.length });
+      return common(script.runInThisContext(), true);
+    };
+    importer = makeImporter(folder, path.basename(filename));
+    let failure;
+    try {
+      const run = vm.compileFunction(code, COMMON_NAMES, options);
+      if (!MAY_AWAIT.test(code)) return common(run, false);
+      try {
+        return awaiting();
+      } catch {
+        return common(run, false);
+      }
+    } catch (error) {
+      failure = error;
+    }
+    if (!IS_MODULE.test(failure.message) && /\bawait\b/.test(code)) {
+      try {
+        return awaiting();
+      } catch (error) {
+        // Said of what is wrong besides; but an end that came too early is none behind our own brackets.
+        if (failure.message !== "Unexpected end of input") failure = error;
+      }
+    }
+    if (!IS_MODULE.test(failure.message) || SourceTextModule === undefined) throw failure;
+    return compileModule(code, path.join(folder, extension === ".js" ? "main.mjs" : `main${extension}`));
+  }
+
+  function startCommon(main, folder, state) {
+    const own = new Module(main.filename, null);
+    own.id = ".";
+    own.filename = main.filename;
+    own.paths = Module._nodeModulePaths(folder);
+    process.mainModule = own; // require.main of everything that is loaded from now on
+    const values = [own.exports, Module.createRequire(main.filename), own, main.filename, folder];
+    if (!main.isAsync) return later(enterMain, main.run, own.exports, values);
+    return later(enterMain, main.run, own.exports, values, (promise) => untilDone(promise, main, state));
+  }
+
+  // Holds nothing: node ends when nothing is left that could settle it, and then we say so.
+  function untilDone(promise, main, state) {
+    state.unsettled = main.url ?? main.filename;
+    apply(then, promise, [() => { state.unsettled = undefined; }]);
+  }
+
+  // --- modules -------------------------------------------------------------------------------------------------------
+
+  function compileModule(code, filename) {
+    importer = makeImporter(path.dirname(filename), path.basename(filename));
+    const url = pathToFileURL(filename).href;
+    const { resolve } = Module.createRequire(filename);
+    const [major, minor] = process.versions.node.split(".").map(Number);
+    const initializeImportMeta = (meta) => {
+      if (major > 20 || (major === 20 && minor >= 11)) Object.assign(meta, { dirname: path.dirname(filename), filename });
+      if (major > 24 || (major === 24 && minor >= 2)) meta.main = true;
+      meta.resolve = (name) => resolveUrl(`${name}`, url, resolve);
+      meta.url = url;
+    };
+    const importModuleDynamically = (name, _, attributes) => loadLater(name, filename, attributes);
+    const module = hushed(() => new SourceTextModule(code, { identifier: url, initializeImportMeta, importModuleDynamically }));
+    return { format: "module", code, filename, url, module };
+  }
+
+  function resolveUrl(name, parent, resolve) {
+    if (Module.isBuiltin?.(name) ?? Module.builtinModules.includes(name)) return name.startsWith("node:") ? name : `node:${name}`;
+    if (/^([a-z][a-z\d+.-]*:|\.{0,2}\/)/i.test(name)) return new URL(name, parent).href;
+    return pathToFileURL(resolve(name)).href;
+  }
+
+  function synthetic(identifier, space) {
+    const names = Object.keys(space);
+    const give = function () {
+      for (const name of names) this.setExport(name, space[name]);
+    };
+    return hushed(() => new SyntheticModule(names, give, { identifier }));
+  }
+
+  // import() in a program. Files of TypeScript are CommonJS here.
+  async function loadLater(name, filename, attributes) {
+    if (filename.endsWith(".ts") && /^\.{0,2}\//.test(name)) {
+      const load = Module.createRequire(filename);
+      let found;
+      try {
+        found = load.resolve(name);
+      } catch {
+        // Then the loader says what is missing.
+      }
+      if (found !== undefined && /\.c?ts$/.test(found)) {
+        const exports = load(found);
+        const module = synthetic(found, { default: exports, ...exports });
+        await module.link(() => {});
+        await module.evaluate();
+        return module;
+      }
+    }
+    return importer(name, attributes === undefined || Object.keys(attributes).length === 0 ? undefined : { with: attributes });
+  }
+
+  // What a program imports comes from node's own loader, in the order of the imports; the program sees the values that
+  // the names have when it starts.
+  async function startModule(main, folder, state) {
+    let before = null;
+    const load = async (name, attributes) => {
+      await before;
+      return loadLater(name, main.filename, attributes);
+    };
+    try {
+      await main.module.link(async (name, _, extra) => {
+        before = load(name, extra?.attributes ?? extra?.assert);
+        const space = await before;
+        return space instanceof SyntheticModule ? space : synthetic(name, space);
+      });
+    } catch (error) {
+      return reject(error);
+    }
+    return later(enterMain, main.module.evaluate, main.module, [], (promise) => untilDone(promise, main, state));
+  }
+
+  // --- programs that start themselves again --------------------------------------------------------------------------
+
+  // The program has no file. Where it hands its own name to a thread or a process it gets one that lies in a folder of
+  // its own, beside links to what lies in the working directory.
+  function letStartItself(main, folder) {
+    let copy;
+    const isOwn = (value) => value === main.filename || (main.url !== undefined && StringOf(value) === main.url);
+    const onDisk = () => {
+      if (copy !== undefined) return copy;
+      const place = fs.mkdtempSync(path.join(os.tmpdir(), "main-"));
+      for (const entry of fs.readdirSync(folder)) fs.symlinkSync(path.join(folder, entry), path.join(place, entry));
+      copy = path.join(place, main.format === "module" ? "main.mjs" : "main.js");
+      fs.rmSync(copy, { force: true }); // somebody's file of this name
+      fs.writeFileSync(copy, main.isAsync ? `(async () => { ${main.code}\n})()` : main.code);
+      return copy;
+    };
+    const threads = require("worker_threads");
+    threads.Worker = class Worker extends threads.Worker {
+      constructor(file, options) {
+        super(isOwn(file) ? onDisk() : file, options);
+      }
+    };
+    const children = require("child_process");
+    for (const name of ["fork", "spawn", "spawnSync", "execFile", "execFileSync"]) {
+      const start = children[name];
+      children[name] = function (...values) {
+        const given = values.map((value) => (isOwn(value) ? onDisk() : Array.isArray(value) ? value.map((each) => (isOwn(each) ? onDisk() : each)) : value));
+        return apply(start, this, given);
+      };
+      Object.defineProperty(children[name], "name", { value: name });
+    }
+    Module.syncBuiltinESMExports();
+  }
+
+  // --- TypeScript ----------------------------------------------------------------------------------------------------
+
+  const libraries = new Map();
+
+  // A library from the folder that set-up made, from the code that V8 made of it there. `undefined` where there is none.
+  function library(name) {
+    if (libraries.has(name)) return libraries.get(name);
+    let exports;
+    try {
+      const filename = path.join(LIBRARIES, `${name}.js`);
+      const source = fs.readFileSync(filename, "latin1");
+      let cachedData;
+      try {
+        cachedData = fs.readFileSync(path.join(LIBRARIES, `${name}.cache`));
+      } catch {
+        // It works without, only slower.
+      }
+      const script = new vm.Script(`(function (exports, require, module, __filename, __dirname) { ${source}\n})`, { filename, cachedData });
+      const own = { exports: {} };
+      apply(script.runInThisContext(), own.exports, [own.exports, Module.createRequire(filename), own, filename, LIBRARIES]);
+      exports = own.exports;
+    } catch (error) {
+      if (error.code !== "ENOENT") throw error;
+    }
+    libraries.set(name, exports);
+    return exports;
+  }
+
+  // The road of programs up to their start, and the library of most of those in TypeScript.
+  function warmPrograms() {
+    const before = importer;
+    const sucrase = library("sucrase");
+    const sample = "import { a } from 'b'; interface I { x: number }\nenum E { A }\nclass C<T> { constructor(private c: T) {} }\nconst d = (e: I): string => `${a}` as string;";
+    compile("const a = 1", cwd(), ".js");
+    if (sucrase !== undefined) compile(bySucrase(sucrase, sample), cwd(), ".ts");
+    importer = before;
+  }
+
+  // Sucrase takes away types and keeps every line where it was. It cannot do these: namespaces that hold code (it leaves
+  // them out), decorators, and what this node does not know yet (it leaves them in).
+  const HAS_NAMESPACE = /(^|[\n;{}])\s*(export\s+)?(namespace|module)\s+[\w$.]+\s*\{/;
+
+  function compileTypeScript(code, folder) {
+    const sucrase = library("sucrase");
+    if (sucrase === undefined) throw new Misspelt("TypeScript is not available: its transform library is not installed (scripts/setup.sh installs it)");
+    resolveTypeScript();
+    const source = withoutMark(code);
+    let failure;
+    if (!HAS_NAMESPACE.test(source)) {
+      try {
+        return compile(bySucrase(sucrase, source), folder, ".ts");
+      } catch (error) {
+        failure = error;
+      }
+    }
+    const typescript = library("typescript");
+    if (typescript === undefined) throw failure ?? new Misspelt("TypeScript's namespaces need its compiler, which is not installed (scripts/setup.sh installs it)");
+    return compile(byTypeScript(typescript, source, path.join(folder, "main.ts")), folder, ".ts");
+  }
+
+  // CommonJS is what TypeScript makes of imports by default; a program that asks for `import.meta` is a module.
+  const isModuleOnly = (source) => /\bimport\s*\.\s*meta\b/.test(source);
+
+  function bySucrase(sucrase, source) {
+    const transforms = isModuleOnly(source) ? ["typescript"] : ["typescript", "imports"];
+    return sucrase.transform(source, { transforms, disableESTransforms: true, preserveDynamicImport: true }).code;
+  }
+
+  // The real thing takes a quarter of a second. Its output keeps its lines by `onTheirLines`.
+  function byTypeScript(typescript, source, filename) {
+    const { ModuleKind, ScriptTarget } = typescript;
+    // Which of the two kinds of decorators, nobody says. Those of old are known by what they are called with.
+    const experimentalDecorators = /\b(PropertyDescriptor|TypedPropertyDescriptor|propertyKey|descriptor|reflect-metadata)\b|[(,]\s*@\w/.test(source);
+    const { outputText, sourceMapText, diagnostics } = typescript.transpileModule(source, {
+      fileName: filename,
+      reportDiagnostics: true,
+      compilerOptions: {
+        module: isModuleOnly(source) ? ModuleKind.ESNext : ModuleKind.CommonJS,
+        target: ScriptTarget.ES2022,
+        esModuleInterop: true,
+        experimentalDecorators,
+        emitDecoratorMetadata: experimentalDecorators,
+        removeComments: true,
+        sourceMap: true,
+        newLine: typescript.NewLineKind.LineFeed,
+      },
+    });
+    if (diagnostics.length > 0) throw misspelt(typescript, source, filename, diagnostics[0]);
+    return onTheirLines(typescript, outputText, parse(sourceMapText).mappings);
+  }
+
+  // A program that cannot be compiled, with the whole text to print.
+  class Misspelt {
+    constructor(text) {
+      this.text = text;
+    }
+  }
+
+  function misspelt(typescript, source, filename, { start, messageText, code }) {
+    const message = `${typescript.flattenDiagnosticMessageText(messageText, "\n")} (TS${code})`;
+    const before = source.slice(0, start).split("\n");
+    const column = before[before.length - 1].length;
+    const line = source.split("\n")[before.length - 1];
+    return new Misspelt(`${filename}:${before.length}\n${line.slice(0, 500)}\n${" ".repeat(Math.min(column, 500))}^\n\nSyntaxError: ${message}`);
+  }
+
+  // The source line that each line of the output begins with, as far as the map says.
+  function sourceLines(mappings) {
+    const digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let line = 0;
+    return mappings.split(";").map((segments) => {
+      let first;
+      for (const segment of segments === "" ? [] : segments.split(",")) {
+        const fields = [];
+        let value = 0;
+        let shift = 0;
+        for (const digit of segment) {
+          const bits = digits.indexOf(digit);
+          value += (bits & 31) << shift;
+          shift += 5;
+          if (bits < 32) {
+            fields.push(value & 1 ? -(value >> 1) : value >> 1);
+            value = shift = 0;
+          }
+        }
+        if (fields.length > 2) {
+          line += fields[2];
+          first ??= line;
+        }
+      }
+      return first;
+    });
+  }
+
+  // The output with each of its lines on the line that it came from, as far as their order allows. Its printer ends
+  // every statement with a semicolon, so that a line's end means nothing outside a literal.
+  function onTheirLines(typescript, output, mappings) {
+    const wanted = sourceLines(mappings);
+    const inLiteral = new Set();
+    const file = typescript.createSourceFile("output.js", output, typescript.ScriptTarget.Latest, false, typescript.ScriptKind.JS);
+    const lineOf = (at) => file.getLineAndCharacterOfPosition(at).line;
+    const visit = (node) => {
+      const { SyntaxKind } = typescript;
+      if ([SyntaxKind.TemplateHead, SyntaxKind.TemplateMiddle, SyntaxKind.TemplateTail, SyntaxKind.NoSubstitutionTemplateLiteral, SyntaxKind.StringLiteral].includes(node.kind)) {
+        for (let line = lineOf(node.getStart(file)) + 1; line <= lineOf(node.end); line++) inLiteral.add(line);
+      }
+      typescript.forEachChild(node, visit);
+    };
+    visit(file);
+    let text = "";
+    let at = 0; // the line that `text` ends on
+    for (const [index, line] of output.split("\n").entries()) {
+      if (line.startsWith("//# sourceMappingURL=")) continue;
+      if (index > 0) {
+        const ahead = inLiteral.has(index) ? 1 : Math.max(0, (wanted[index] ?? at) - at);
+        text += ahead === 0 ? " " : "\n".repeat(ahead);
+        at += ahead;
+      }
+      text += line;
+    }
+    return text;
+  }
+
+  // Files of TypeScript beside the program: `./util` and `./util.js` both mean `util.ts`.
+  function resolveTypeScript() {
+    const load = (module, filename) => {
+      const source = withoutMark(fs.readFileSync(filename, "utf8"));
+      const [sucrase, typescript] = [library("sucrase"), library("typescript")];
+      const simple = typescript === undefined || !(HAS_NAMESPACE.test(source) || /^\s*@\w/m.test(source));
+      module._compile(simple ? sucrase.transform(source, { transforms: ["typescript", "imports"], disableESTransforms: true, preserveDynamicImport: true }).code : byTypeScript(typescript, source, filename), filename);
+    };
+    Module._extensions[".ts"] = load;
+    Module._extensions[".cts"] = load;
+    const resolve = Module._resolveFilename;
+    Module._resolveFilename = function (request, ...rest) {
+      try {
+        return apply(resolve, this, [request, ...rest]);
+      } catch (error) {
+        if (error.code !== "MODULE_NOT_FOUND" || !/^\.{0,2}\/.*\.js$/.test(request)) throw error;
+        return apply(resolve, this, [request.replace(/\.js$/, ".ts"), ...rest]);
+      }
+    };
+  }
+
   // --- protocol ----------------------------------------------------------------------------------------------------
 
   let running = null; // the cell that runs: { request, refused, rejections, finished, abandon }
@@ -469,7 +919,13 @@
     if (typeof request.setup?.cwd === "string") cell.refused = enter(request.setup.cwd);
     if (cell.refused !== undefined) return finish(cell, { result: null, error: null });
     if (typeof request.warm === "string") return warm(cell);
-    return runCode(cell);
+    return serve(cell);
+  }
+
+  function serve(cell) {
+    const { program, nonce } = cell.request;
+    if (program === undefined || program === null) return runCode(cell);
+    return runProgram(program, StringOf(nonce));
   }
 
   function runCode(cell) {
@@ -484,12 +940,13 @@
   // A throw-away evaluation: the same road as a cell's, no bytes written, names gone with their block.
   function warm(cell) {
     recorder.muted = true;
+    if (cell.request.programs === true) warmPrograms();
     evaluate(`{\n${cell.request.warm}\n}`, () => {
       later(() => {
         recorder.muted = false;
         takeOrder();
         cell.rejections.clear();
-        runCode(cell);
+        serve(cell);
       });
     });
   }
@@ -520,20 +977,26 @@
   }
 
   // Errors that nobody caught: the running cell's, else the session's stderr. They end neither.
-  function watchErrors() {
-    process.on("unhandledRejection", (reason, promise) => {
+  const watchers = {
+    unhandledRejection(reason, promise) {
       if (running === null) complain("Unhandled rejection", reason);
       else running.rejections.set(promise, reason);
-    });
-    process.on("rejectionHandled", (promise) => running?.rejections.delete(promise));
-    process.on("uncaughtException", (error) => {
+    },
+    rejectionHandled(promise) {
+      running?.rejections.delete(promise);
+    },
+    uncaughtException(error) {
       if (running === null || recorder.muted) complain("Uncaught", error);
       else finish(running, { result: null, error: describe(error) }); // what the cell awaits may never come now
-    });
-    process.on("beforeExit", () => {
+    },
+    beforeExit() {
       requests.ref();
       running?.abandon?.();
-    });
+    },
+  };
+
+  function watchErrors() {
+    for (const [event, watcher] of Object.entries(watchers)) process.on(event, watcher);
     process.on("SIGUSR1", () => {}); // node would open its inspector's port
   }
 
@@ -581,7 +1044,7 @@
   settle(cwd());
   hushImporter();
   makeReceiver();
-  Object.defineProperty(globalThis, Symbol.for(IMPORT), { value: (...args) => importer(...args), enumerable: false });
+  Object.defineProperty(globalThis, Symbol.for(IMPORT), { value: (...args) => importer(...args), configurable: true, enumerable: false });
   watchErrors();
   listen();
 })();

@@ -10,12 +10,14 @@ replace modules, patch `os` or `json`, set traces and limits. So everything it c
 
 import builtins
 import errno
+import fcntl
 import io
 import json
 import linecache
 import os
 import select
 import sys
+import time
 import traceback
 import types
 from _ast import Expr, Expression
@@ -24,6 +26,8 @@ from _ast import Expr, Expression
 __builtins__ = dict(builtins.__dict__)
 
 REQUESTS, EVENTS = 3, 4
+# Where a second descriptor of each stream is kept: below 64, up to where the kernel's table of a process is not grown.
+SPARE = 62
 GONE = (errno.EBADF, errno.EPIPE, errno.EINVAL)
 ORDER_ENTRIES_MAX = 10_000
 # Control characters grow sixfold in JSON: these keep a frame below 16 MiB and still let the daemon see that a
@@ -31,16 +35,23 @@ ORDER_ENTRIES_MAX = 10_000
 RESULT_CHARS_MAX = 2_100_000
 EVALUE_CHARS_MAX = 400_000
 TRACEBACK_CHARS_MAX = 1_000_000
+# Code of earlier cells that tracebacks show, and whatever else is kept of them for its text: in characters, and in cells.
+KEPT_CHARS_MAX, KEPT_CELLS_MAX = 8_000_000, 1_000
 CUT = "\n[cut by the harness: %d characters left out]"
 
 ONLY_AST, TOP_LEVEL_AWAIT = 0x400, 0x2000  # ast.PyCF_*: the module `ast` itself is not needed
 FUTURES = 0x1FE0000  # CO_FUTURE_* of every supported version
 COROUTINE = 0x80  # CO_COROUTINE
 HERE = (lambda: 0).__code__.co_filename
-OWN_ENTRIES = ("evaluate", "drive")  # what cell code is called from
+OWN_FILES = {HERE}  # and `program.py`, once it is loaded
+OWN_ENTRIES = ("evaluate", "drive", "play")  # what the guest's code is called from
 
 _read, _write, _exit, _getpid, _chdir = os.read, os.write, os._exit, os.getpid, os.chdir
+_getppid, _kill, SIGKILL = os.getppid, os.kill, 9
 _access, _set_inheritable = os.access, os.set_inheritable
+_fstat, _dup2, _close, _fcntl, F_DUPFD_CLOEXEC = os.fstat, os.dup2, os.close, fcntl.fcntl, fcntl.F_DUPFD_CLOEXEC
+_now = time.monotonic_ns
+_ioctl, FIONREAD, _int_from = fcntl.ioctl, 0x541B, int.from_bytes
 _poll, _scan, _quote = select.poll, json.JSONDecoder().scan_once, json.encoder.encode_basestring
 _print, _compile, _eval, _repr, _str = builtins.print, compile, eval, repr, str
 _settrace, _gettrace, _setprofile, _getprofile = sys.settrace, sys.gettrace, sys.setprofile, sys.getprofile
@@ -55,10 +66,11 @@ class Recorder:
     """Which stream this interpreter wrote how many bytes to, in order."""
 
     def __init__(self):
-        self.entries = []
+        self.entries, self.written = [], {"o": 0, "e": 0, "r": 0}
         self.muted = False  # while warming: the calls are made, with no bytes
 
     def note(self, key, size):
+        self.written[key] += size
         entries = self.entries
         if entries and entries[-1][0] == key:
             entries[-1][1] += size
@@ -67,7 +79,7 @@ class Recorder:
 
     def take(self):
         """The list as JSON, or None when it grew too long to be sent. Starts over."""
-        entries, self.entries = self.entries, []
+        entries, self.entries, self.written = self.entries, [], {"o": 0, "e": 0, "r": 0}
         if len(entries) > ORDER_ENTRIES_MAX:
             return None
         return "[" + ",".join(['["%s",%d]' % (key, size) for key, size in entries]) + "]"
@@ -132,6 +144,44 @@ class Pipe(io.BufferedIOBase):
     @property
     def raw(self):
         return self
+
+
+class Spare:
+    """A second descriptor of a stream's pipe, from which a cell's successor gets back what the cell closed or replaced.
+
+    A guest may close this one as well. Then what it does to its streams stays as it is.
+    """
+
+    def __init__(self, fd):
+        self.fd, self.pipe, self.spare = fd, identity(fd), -1
+        try:
+            self.spare = _fcntl(fd, F_DUPFD_CLOEXEC, SPARE)
+        except OSError:
+            pass
+
+    def restore(self):
+        if identity(self.fd) != self.pipe and identity(self.spare) == self.pipe:
+            try:
+                _dup2(self.spare, self.fd)
+            except OSError:
+                pass
+
+    def close(self):
+        if identity(self.spare) == self.pipe:
+            _close(self.spare)
+
+
+def unread(fd):
+    return _int_from(_ioctl(fd, FIONREAD, b"\0\0\0\0"), sys.byteorder)
+
+
+def identity(fd):
+    """What tells two open files apart; None for a descriptor that is closed."""
+    try:
+        status = _fstat(fd)
+        return status.st_ino, status.st_dev
+    except OSError:
+        return None
 
 
 class Text(io.TextIOWrapper):
@@ -218,9 +268,9 @@ def strip_own_frames(report):
         if each.stack is not None:
             first = 0
             for index, frame in enumerate(each.stack):
-                if frame.filename == HERE and frame.name in OWN_ENTRIES:
+                if frame.filename in OWN_FILES and frame.name in OWN_ENTRIES:
                     first = index + 1  # what lies before is ours, or the event loop's
-            kept = [frame for frame in each.stack[first:] if frame.filename != HERE]
+            kept = [frame for frame in each.stack[first:] if frame.filename not in OWN_FILES]
             each.stack[:] = kept
             if not kept and sys.version_info >= (3, 10):
                 each.stack = None  # no header without a frame below it
@@ -264,6 +314,36 @@ def describe(exc):
     return '{"ename":%s,"evalue":%s,"traceback":[%s]}' % (_quote(name), _quote(evalue), lines)
 
 
+class Latest:
+    """How much text is kept of which cells; says which are to go when it is more than may be."""
+
+    def __init__(self):
+        self.chars, self.total = {}, 0
+
+    def clear(self):
+        self.__init__()
+
+    def fresh(self, entries):
+        """The keys of a dictionary that have come to it since it was asked for last."""
+        keys = []
+        for key in reversed(entries):
+            if key in self.chars:
+                break
+            keys.append(key)
+        return keys[::-1]
+
+    def add(self, key, chars):
+        """Returns the earliest ones, for which there is no room any more."""
+        kept, gone = self.chars, []
+        self.total += chars - kept.get(key, 0)
+        kept[key] = chars
+        while len(kept) > 1 and (self.total > KEPT_CHARS_MAX or len(kept) > KEPT_CELLS_MAX):
+            key = next(iter(kept))
+            self.total -= kept.pop(key)
+            gone.append(key)
+        return gone
+
+
 # --- cells --------------------------------------------------------------------------------------------------------
 
 
@@ -277,12 +357,13 @@ class Session:
         self.stderr = new_stream(err, "e", "<stderr>", self.recorder)
         self.main = types.ModuleType("__main__")
         self.main.__builtins__ = builtins
-        self.cells = 0
+        self.cells, self.codes = 0, Latest()
         self.flags = 0  # `from __future__` of earlier cells
         self.shown = self  # the value this harness last bound to `_`; itself: none yet
         self.loop = None
         self.calmed = None, None, _getlimit()
         self.pid = _getpid()
+        self.spares = None  # made when the first cell comes: programs have no next one
         self.kernel = None  # the shell that runs the cells of this session, if they are a kernel's
 
     def install(self):
@@ -299,7 +380,12 @@ class Session:
             sys.path.insert(0, "")
 
     def repair(self):
-        """Streams that a cell closed or detached come back; ones it replaced on purpose stay."""
+        """Streams that a cell closed or detached come back, and so do their descriptors; objects that it put in the place
+        of `sys.stdout` on purpose stay."""
+        if self.spares is None:
+            self.spares = Spare(self.out), Spare(self.err)
+        for spare in self.spares:
+            spare.restore()
         recorder = self.recorder
         if is_closed(self.stdout):
             self.stdout = sys.__stdout__ = new_stream(self.out, "o", "<stdout>", recorder)
@@ -330,7 +416,19 @@ class Session:
         name = "<cell %d>" % self.cells
         # A modification time of None keeps linecache.checkcache away.
         _linecache.cache[name] = (len(code), None, [line + "\n" for line in code.split("\n")], name)
+        for old in self.codes.add(name, len(code)):
+            _linecache.cache.pop(old, None)
         return self.run(code, name, self.main.__dict__)
+
+    def place(self):
+        """Where among the text something stands that is published now: what this interpreter has written of each stream,
+        what lies in its pipe, whoever wrote that, and when this was so. Empty when it cannot be told."""
+        written, (out, err), begun = self.recorder.written, self.spares, _now()
+        try:
+            in_pipes = unread(out.spare), unread(err.spare)
+            return ',"at":[%d,%d,%d,%d,%d,%d]' % (written["o"], in_pipes[0], written["e"], in_pipes[1], begun, _now())
+        except OSError:
+            return ""
 
     def take_kernel(self):
         """From now on this session's cells are a kernel's. Returns why they cannot be, as JSON, or None."""
@@ -347,7 +445,7 @@ class Session:
         self.repair()
         try:
             rouse(*self.calmed)
-            error = self.kernel.cell(code, nonce, self.recorder, send, count)
+            error = self.kernel.cell(code, nonce, self, send, count)
             self.calmed = calm()
         except BaseException as exc:
             self.calmed = calm()
@@ -424,11 +522,14 @@ class Session:
         if "_" not in names or names["_"] is self.shown:
             names["_"] = self.shown = value
 
-    def warm(self, code):
-        """Evaluates like a cell, in a namespace that is thrown away and with no bytes written."""
+    def warm(self, code, programs=False):
+        """Evaluates like a cell, and like a program where one is to come, in namespaces that are thrown away and with no
+        bytes written."""
         flags, shown, self.recorder.muted = self.flags, self.shown, True
         try:
             self.run(code, "<warm>", {"__name__": "__main__", "__builtins__": builtins})
+            if programs:
+                load_program().WarmUp(self, {"program": {"code": code}}).run()
             if self.kernel is not None:
                 self.kernel.warm()
             self.flush()
@@ -558,7 +659,7 @@ class Requests:
 def answer(session, request):
     """Carries out one request. Returns its `done` frame."""
     result, error, refused = "null", "null", ""
-    setup, warm, code = request.get("setup"), request.get("warm"), request.get("code")
+    setup, warm, code, argv = request.get("setup"), request.get("warm"), request.get("code"), request.get("argv")
     session.recorder.take()
     if type(setup) is dict and type(setup.get("cwd")) is str:
         refused = enter(setup["cwd"])
@@ -567,16 +668,37 @@ def answer(session, request):
         if request.get("kernel") is True and session.kernel is None:
             missing = session.take_kernel()
         if type(warm) is str:
-            session.warm(warm)
+            session.warm(warm, request.get("programs") is True)
+        if type(request.get("program")) is dict:
+            load_program().begin(session, request).run()
+        before = sys.argv
+        if type(argv) is list:
+            sys.argv = argv = [""] + [_str(arg) for arg in argv]
         if missing is not None:
             error = missing
         elif type(code) is str and session.kernel is not None:
             error = session.kernel_cell(code, quoted_nonce(request), request.get("count"))
         elif type(code) is str:
             result, error = session.cell(code)
+        if sys.argv is argv:
+            sys.argv = before  # one that the cell has set itself stays
+        if type(argv) is list:
+            end_children()
     session.flush()
     order = session.recorder.take()
     return done(request, result, error, ("" if order is None else ',"order":' + order) + refused)
+
+
+def end_children():
+    """Ends whatever else runs in this sandbox: what a run leaves behind ends with its call.
+
+    Only where the numbers of a sandbox of our own are all there are: its init is 1, we are 2, and nobody's child.
+    """
+    if _getpid() == 2 and _getppid() == 0:
+        try:
+            _kill(-1, SIGKILL)
+        except OSError:
+            pass  # nobody else is there
 
 
 def quoted_nonce(request):
@@ -634,21 +756,43 @@ def user_site():
         return "/nonexistent"
 
 
-_session = _user_site = _kernel = None
+_session = _user_site = _kernel = _program = None
+
+
+def load_neighbour(file):
+    """A module that lies beside this one and is not among the guest's."""
+    import importlib.util
+
+    path = os.path.join(os.path.dirname(os.path.abspath(HERE)), file)
+    spec = importlib.util.spec_from_file_location("caisson_" + file[:-3], path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def build_kernel():
     """The kernel's shell; a zygote has built it beforehand."""
     global _kernel
     if _kernel is None:
-        import importlib.util
-
-        path = os.path.join(os.path.dirname(os.path.abspath(HERE)), "kernel.py")
-        spec = importlib.util.spec_from_file_location("caisson_kernel", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        _kernel = module.Kernel(cut_error)
+        _kernel = load_neighbour("kernel.py").Kernel(cut_error, Latest)
     return _kernel
+
+
+class Own:
+    """This module, which may have no name to be imported by."""
+
+    def __init__(self):
+        self.__dict__ = globals()
+
+
+def load_program():
+    """The module that runs programs; a zygote has loaded it beforehand."""
+    global _program
+    if _program is None:
+        _program = load_neighbour("program.py")
+        _program.harness = Own()
+        OWN_FILES.add(_program.HERE)
+    return _program
 
 
 def prepare():
@@ -698,14 +842,14 @@ def turn(session, requests):
     return True
 
 
-def rehearse(codes, kernel=False):
-    """Serves throw-away cells over pipes of its own, down the very road that a guest's cells take, and forgets them.
+def rehearse(codes, kernel=False, program=False):
+    """Serves throw-away cells, or programs, over pipes of its own, down the very road that a guest's cells take, and forgets them.
 
     For a zygote: whatever an interpreter does for the first time (attribute caches, code counted until it is
     specialised, buffers, imports) writes pages, and every fork would pay for its own copies of them.
     """
     global REQUESTS, EVENTS
-    numbers = REQUESTS, EVENTS
+    programs, numbers = load_program(), (REQUESTS, EVENTS)
     (REQUESTS, asked), (answers, EVENTS), (heard, out) = os.pipe(), os.pipe(), os.pipe()
     try:
         for fd in (answers, heard):
@@ -714,16 +858,21 @@ def rehearse(codes, kernel=False):
         session = Session(out, out)
         session.install()
         requests = Requests()
+        programs.begin = programs.Rehearsal
         for code in codes:
-            ask = '{"nonce":"","timeout_ms":1000,%s"code":%s}\n' % ('"kernel":true,' if kernel else "", _quote(code))
+            what = '"program":{"code":%s}' if program else '"kernel":true,"code":%s' if kernel else '"code":%s'
+            ask = '{"nonce":"","timeout_ms":1000,%s}\n' % (what % _quote(code))
             write_all(asked, ask.encode())
             turn(session, requests)
             for fd in (answers, heard):
                 empty(fd)
     finally:
+        for spare in session.spares or ():
+            spare.close()
         for fd in (REQUESTS, asked, answers, EVENTS, heard, out):
             os.close(fd)
         REQUESTS, EVENTS = numbers
+        programs.begin = programs.Program
         for name in [name for name in _linecache.cache if name.startswith("<cell ")]:
             del _linecache.cache[name]
 

@@ -9,7 +9,9 @@ A zygote undoes that with `put_aside()`, so that native cells see no trace of it
 """
 
 import asyncio
+import atexit
 import builtins
+import contextlib
 import getpass
 import json
 import linecache
@@ -25,8 +27,8 @@ NO_NETWORK = (
     "There is no network in this sandbox, so pip finds no index. Packages that are installed already need no pip;"
     " a wheel among your files is installed with: %pip install --no-index ./NAME.whl"
 )
-# pip would try for a minute to reach what is not there.
-PIP_ENVIRONMENT = {"PIP_RETRIES": "0", "PIP_DEFAULT_TIMEOUT": "1", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+# pip would try for a minute to reach what is not there; with one try more it says why it cannot.
+PIP_ENVIRONMENT = {"PIP_RETRIES": "1", "PIP_DEFAULT_TIMEOUT": "1", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 UNFIT = (
     "Message serialization failed with:\n%s\n"
     "Supporting this message is deprecated in jupyter-client 7, please make sure your message is JSON-compliant"
@@ -36,7 +38,6 @@ TERMINAL_COLUMNS, NOTEBOOK_COLUMNS = 0, 20
 # What one cell may publish, in bytes of its frames: below the daemon's bound for a cell, and enough for the daemon to
 # see that a cell passed its cap of characters.
 PUBLISHED_BYTES_MAX = 15_000_000
-
 
 
 def pack_odd(value):
@@ -66,13 +67,13 @@ class Publisher:
 
     def __init__(self, cut_error):
         self.events = dict(EVENTS, error=error_event(cut_error))
-        self.nonce = self.send = self.recorder = None
+        self.nonce = self.send = self.session = None
         self.pid = -1
         self.published, self.dropped = 0, False
         self.failed = None  # the last error that was shown, as JSON
 
-    def open(self, nonce, recorder, send):
-        self.nonce, self.recorder, self.send = nonce, recorder, send
+    def open(self, nonce, session, send):
+        self.nonce, self.session, self.send = nonce, session, send
         self.pid, self.published, self.dropped, self.failed = _getpid(), 0, False, None
 
     def close(self):
@@ -88,10 +89,10 @@ class Publisher:
         body = event(content)
         if kind == "error":
             self.failed = body
-        frame = '\n{"nonce":%s,"event":%s}\n' % (self.nonce, body)
+        frame = '\n{"nonce":%s,"event":%s%s}\n' % (self.nonce, body, self.session.place())
         if self.published + len(frame) <= PUBLISHED_BYTES_MAX:
             self.published += len(frame)
-            self.recorder.note("r", 1)
+            self.session.recorder.note("r", 1)
         elif self.dropped:
             return
         else:
@@ -166,6 +167,10 @@ def shell_classes(publisher):
                 self._db = PickleShareDB(os.path.join(get_ipython_dir(), "profile_default", "db"))
             return self._db
 
+        def _tee(self, channel):
+            """IPython keeps all that is printed, for `%notebook`: a flood would fill the memory before it is cut."""
+            return contextlib.nullcontext()
+
         def enable_gui(self, gui=None):
             """There is no event loop of a window system to join."""
 
@@ -176,6 +181,16 @@ def shell_classes(publisher):
     Shell.__name__ = Shell.__qualname__ = ZMQInteractiveShell.__name__
     Shell.__module__ = ZMQInteractiveShell.__module__
     return Shell, Pipe
+
+
+class Forgetful(dict):
+    """In the place of IPython's record of outputs and errors: whatever is put into it is gone."""
+
+    def __missing__(self, key):
+        return []
+
+    def __setitem__(self, key, value):
+        pass
 
 
 class Surroundings:
@@ -317,9 +332,11 @@ def spare_plain_cells(manager):
 
 
 class Kernel:
-    """One shell. Built once, taken over by at most one session. `cut_error` keeps an error within a frame."""
+    """One shell. Built once, taken over by at most one session. `cut_error` keeps an error within a frame, `latest`
+    makes bounds for what is kept of earlier cells."""
 
-    def __init__(self, cut_error):
+    def __init__(self, cut_error, latest):
+        self.codes, self.reprs = latest(), latest()
         self.publisher = Publisher(cut_error)
         self.native = Surroundings()
         # Before anything is imported that looks for it.
@@ -349,7 +366,10 @@ class Kernel:
         shell.display_pub.topic = b""
         shell.register_magic_function(pip_magic(shell), magic_name="pip")
         shell.extension_manager.load_extension("storemagic")
+        shell.history_manager.outputs = shell.history_manager.exceptions = Forgetful()
         spare_plain_cells(shell.input_transformer_manager)
+        # A kernel is ended and never ends by itself; a program that a zygote's fork runs does, and it is none of its.
+        atexit.unregister(shell.atexit_operations)
         return shell
 
     # --- in a zygote --------------------------------------------------------------------------------------------------
@@ -364,6 +384,8 @@ class Kernel:
         for name in self.shell.compile._filename_map:
             linecache.cache.pop(name, None)
         self.shell.compile._filename_map.clear()
+        self.codes.clear()
+        self.reprs.clear()
         self.own = Surroundings()
         self.leave_inline()
         # An event loop holds descriptors: each fork makes its own.
@@ -428,11 +450,11 @@ class Kernel:
 
     # --- cells --------------------------------------------------------------------------------------------------------
 
-    def cell(self, code, nonce, recorder, send, count=None):
+    def cell(self, code, nonce, session, send, count=None):
         """Runs one cell. Returns its error as JSON; everything else has been published by then."""
         publisher, shell = self.publisher, self.shell
         self.begin_cell(code, count)
-        publisher.open(nonce, recorder, send)
+        publisher.open(nonce, session, send)
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             result = shell.run_cell(code, store_history=True)
@@ -440,6 +462,7 @@ class Kernel:
         finally:
             end_interrupts()
             publisher.close()
+            self.tidy()
         if result.success and not shell._last_traceback_during_displayhook:
             return "null"
         return (publisher.failed or publisher.events["error"](self.unshown(result))).partition('"error":')[2]
@@ -459,6 +482,19 @@ class Kernel:
         self.has_loop = self.has_loop or "asyncio" in code or "loop" in code
         if self.has_loop:
             asyncio.set_event_loop(self.loop())
+
+    def tidy(self):
+        """Lets go of what only we would keep of earlier cells. `In`, `Out` and their like are the guest's."""
+        history, numbers = self.shell.history_manager, self.shell.compile._filename_map
+        history.db_input_cache, history.db_output_cache = [], []  # of a database that is off
+        for name in self.codes.fresh(numbers):
+            for old in self.codes.add(name, linecache.cache.get(name, (0,))[0]):
+                numbers.pop(old, None)
+                linecache.cache.pop(old, None)
+        reprs = history.output_hist_reprs
+        for number in self.reprs.fresh(reprs):
+            for old in self.reprs.add(number, len(reprs[number])):
+                reprs.pop(old, None)
 
     def loop(self):
         from IPython.core.async_helpers import get_asyncio_loop

@@ -10,6 +10,7 @@ line between two forks writes memory that depends on a request.
 `--without` leaves a package out: the launcher starts again with the name of one that killed the process.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -168,6 +169,11 @@ REHEARSAL_KERNEL = [
     "display(pd.DataFrame({'a': range(3), 'b': 1.5}).describe())",
     "%%time\n1",
 ]
+REHEARSAL_PROGRAM = [
+    "1/0",
+    "f(",
+    "import sys\nsys.exit('text')",
+]
 # Code is specialised at its eighth call.
 REHEARSALS_OF_PRINT = 12
 
@@ -195,6 +201,7 @@ def build_kernel(harness, ipython_dir):
 
 def rehearse(harness, profile):
     data = REHEARSAL_DATA if profile == "python-data" else []
+    harness.rehearse(REHEARSAL_PROGRAM + ["print(1)"] * REHEARSALS_OF_PRINT, program=True)
     harness.rehearse(REHEARSAL + data + ["print(1)"] * REHEARSALS_OF_PRINT)
 
 
@@ -386,6 +393,24 @@ def forget_surroundings():
                 pass  # another version of the package; the guest sees an odd path at worst
 
 
+def forget_exit_functions():
+    """What the libraries here have registered for the end would tidy up what is the zygote's. A guest's program runs
+    what it registers itself; these two do that only once, for all that a program may do with them later."""
+    atexit._clear()
+    if "logging" in sys.modules:
+        logging = sys.modules["logging"]
+        atexit.register(shut_down, logging._handlerList, logging.shutdown)
+    if "weakref" in sys.modules:
+        finalize = sys.modules["weakref"].finalize
+        finalize._registry.clear()
+        finalize._registered_with_atexit = False
+
+
+def shut_down(handlers, end):
+    if len(handlers) > 1:  # the first is logging's own
+        end()
+
+
 def set_environment():
     """Through os.environ, whose setter and deleter call putenv and unsetenv: C code reads the same."""
     wanted = dict(ENVIRONMENT, USER=ACCOUNT, LOGNAME=ACCOUNT)
@@ -498,6 +523,7 @@ def main():
     report = {"profile": profile, "loaded": loaded, "warnings": warnings}
     report["version"] = "%d.%d.%d" % sys.version_info[:3]
     report = json.dumps(report).encode()
+    forget_exit_functions()
     become, getuid = renewed(become_guest), os.getuid
     rehearse(harness, profile)
     harness.prepare()

@@ -5,26 +5,29 @@
 //! reads is whole again.
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use tokio::net::unix::pipe;
 
 use crate::engine::{Output, Stream};
+use crate::harness::frame::At;
 use crate::harness::rich::{Folded, Mark, Rich};
 
 /// Room made for one read of a stream, in bytes: what a pipe holds by default.
-const READ_BYTES: usize = 64 * 1024;
+pub(super) const READ_BYTES: usize = 64 * 1024;
 /// Room made for the first read: most cells print less.
-const FIRST_READ_BYTES: usize = 4 * 1024;
+pub(super) const FIRST_READ_BYTES: usize = 4 * 1024;
 /// Most bytes taken from a stream once its cell is done: the largest pipe that an unprivileged guest can
 /// make (`/proc/sys/fs/pipe-max-size`). Whatever else comes was written later, by a child that goes on.
-const DRAIN_BYTES_MAX: usize = 1024 * 1024;
+pub(super) const DRAIN_BYTES_MAX: usize = 1024 * 1024;
 /// Characters that still get through once a cell's cap is reached: its result, error and rich outputs.
 pub(crate) const TAIL_CHARS_MAX: usize = 64 * 1024;
 /// Outputs under one name that an update reaches.
 const SHOWN_PER_NAME_MAX: usize = 16;
+/// The latest reads of a stream, whose times are remembered.
+const READS_MAX: usize = 64;
 /// A character has at most this many bytes in UTF-8.
 const CHAR_BYTES_MAX: usize = 4;
 
@@ -68,7 +71,7 @@ impl Tap {
     }
 
     /// One read into the spare room of `buffer`. `None` when nothing is there now.
-    fn read(&mut self, buffer: &mut Vec<u8>, wake: Wake) -> Option<usize> {
+    pub(super) fn read(&mut self, buffer: &mut Vec<u8>, wake: Wake) -> Option<usize> {
         let result = match (&*self, wake) {
             (Tap::Closed, _) => return None,
             (Tap::Quiet(descriptor), _) => read_into(descriptor, buffer),
@@ -111,6 +114,7 @@ fn read_into(pipe: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<usize> {
 #[derive(Debug)]
 pub(super) struct Capture {
     chars_max: usize,
+    stream_bytes_max: usize,
     stdout: Kept,
     stderr: Kept,
     arrivals: Vec<Arrival>,
@@ -149,12 +153,48 @@ struct Kept {
     bytes: Vec<u8>,
     /// All bytes that came, kept or not.
     seen: usize,
+    reads: VecDeque<Reading>,
+    /// Bytes that had come before the first of `reads`.
+    seen_before: usize,
+}
+
+/// When a stream was read, and how much had come by then.
+#[derive(Debug)]
+struct Reading {
+    begun_ns: u64,
+    ended_ns: u64,
+    seen: usize,
+}
+
+impl Kept {
+    fn note(&mut self, begun_ns: u64, bytes: usize) {
+        self.seen = self.seen.saturating_add(bytes);
+        if self.reads.len() == READS_MAX {
+            self.seen_before = self.reads.pop_front().map_or(0, |reading| reading.seen);
+        }
+        self.reads.push_back(Reading { begun_ns, ended_ns: monotonic_ns(), seen: self.seen });
+    }
+
+    /// How much had been read at a moment between two times: at least, and at most.
+    fn seen_at(&self, [from, until]: [u64; 2]) -> [usize; 2] {
+        let last = |reading: Option<&Reading>| reading.map_or(self.seen_before, |reading| reading.seen);
+        let least = last(self.reads.iter().rfind(|reading| reading.ended_ns <= from));
+        let most = last(self.reads.iter().rfind(|reading| reading.begun_ns < until));
+        [least, most.max(least)]
+    }
+}
+
+/// The clock that an interpreter's own times are of.
+pub(super) fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 impl Capture {
     pub(super) fn new(chars_max: usize) -> Capture {
         Capture {
             chars_max,
+            stream_bytes_max: usize::MAX,
             stdout: Kept::default(),
             stderr: Kept::default(),
             arrivals: Vec::new(),
@@ -168,13 +208,29 @@ impl Capture {
         }
     }
 
+    /// From now on each stream has a limit of its own.
+    pub(super) fn bound_streams(&mut self, bytes_max: Option<usize>) {
+        self.stream_bytes_max = bytes_max.unwrap_or(usize::MAX);
+    }
+
+    /// The stream that went over its own limit.
+    pub(super) fn over_limit(&self) -> Option<Stream> {
+        let over = |kept: &Kept| kept.seen > self.stream_bytes_max;
+        match (over(&self.stdout), over(&self.stderr)) {
+            (true, _) => Some(Stream::Stdout),
+            (_, true) => Some(Stream::Stderr),
+            (false, false) => None,
+        }
+    }
+
     /// Reads `tap` once; returns how many bytes came.
     pub(super) fn read_once(&mut self, stream: Stream, tap: &mut Tap, wake: Wake) -> usize {
         let kept = self.kept(stream);
         let before = kept.bytes.len();
         kept.bytes.reserve(if before == 0 { FIRST_READ_BYTES } else { READ_BYTES });
+        let begun_ns = monotonic_ns();
         let Some(bytes) = tap.read(&mut kept.bytes, wake) else { return 0 };
-        kept.seen = kept.seen.saturating_add(bytes);
+        kept.note(begun_ns, bytes);
         self.account(stream, before);
         bytes
     }
@@ -188,10 +244,50 @@ impl Capture {
             drained += bytes;
             // Less than there was room for: the pipe is empty, and asking once more would tell nothing new.
             let emptied = bytes < FIRST_READ_BYTES && self.kept(stream).seen >= expected;
-            if bytes == 0 || emptied || drained >= DRAIN_BYTES_MAX {
+            let enough = drained >= DRAIN_BYTES_MAX || self.over_limit().is_some();
+            if bytes == 0 || emptied || enough {
                 return drained;
             }
         }
+    }
+
+    /// Bytes of each stream that came, standard output's first.
+    pub(super) fn seen(&self) -> [usize; 2] {
+        [self.stdout.seen, self.stderr.seen]
+    }
+
+    /// How many bytes of each stream stand before something published: what had been read by then, and what lay in the
+    /// pipe. Where a read fell into that very moment, the interpreter's own count tells, unless others write as well.
+    pub(super) fn place(&self, at: At) -> [usize; 2] {
+        [(0, &self.stdout), (1, &self.stderr)].map(|(stream, kept)| {
+            let [least, most] = kept.seen_at(at.when).map(|seen| seen.saturating_add(at.unread[stream]));
+            at.own[stream].clamp(least, most)
+        })
+    }
+
+    /// Takes away what came after the first so many bytes of each stream, for [`Capture::put_back`]: whatever is
+    /// inserted meanwhile stands before it. Nothing published is passed.
+    pub(super) fn set_aside(&mut self, before: [usize; 2]) -> Vec<Arrival> {
+        let kept = [self.stdout.bytes.len(), self.stderr.bytes.len()];
+        let mut after = [0, 1].map(|at| kept[at].saturating_sub(before[at]));
+        let (mut aside, mut staying) = (Vec::new(), Vec::new());
+        while after != [0, 0]
+            && let Some(Arrival::Text(stream, bytes)) =
+                self.arrivals.pop_if(|it| matches!(it, Arrival::Text(..)))
+        {
+            let at = usize::from(stream == Stream::Stderr);
+            let moved = after[at].min(bytes);
+            after[at] -= moved;
+            aside.extend((moved > 0).then_some(Arrival::Text(stream, moved)));
+            staying.extend((moved < bytes).then_some(Arrival::Text(stream, bytes - moved)));
+        }
+        self.arrivals.extend(staying.into_iter().rev());
+        aside.reverse();
+        aside
+    }
+
+    pub(super) fn put_back(&mut self, aside: Vec<Arrival>) {
+        self.arrivals.extend(aside);
     }
 
     /// Takes something published whole, or not at all when it goes over the cap. True when it was taken.
@@ -312,10 +408,17 @@ impl Capture {
         let (chars_left, full) = (self.chars_left(), self.truncated);
         // Bytes that are no text count no characters, so they have a bound of their own.
         let bytes_left = self.chars_max.saturating_mul(CHAR_BYTES_MAX).saturating_sub(self.bytes_kept);
+        let stream_bytes_max = self.stream_bytes_max;
         let kept = self.kept(stream);
         let fresh = &kept.bytes[before..];
-        let take = if full { 0 } else { bytes_of_chars(fresh, chars_left).min(bytes_left) };
+        let is_over = kept.seen - fresh.len() > stream_bytes_max;
+        let room = if is_over { 0 } else { stream_bytes_max.saturating_sub(before) };
+        let mut take = if full { 0 } else { bytes_of_chars(fresh, chars_left).min(bytes_left) };
         let cut = take < fresh.len();
+        if take > room {
+            // The limit's doing, and not the guest's: no half character.
+            take = whole_chars(&fresh[..room]);
+        }
         let chars = count_chars(&fresh[..take]);
         kept.bytes.truncate(before + take);
         self.truncated |= cut;
@@ -422,7 +525,7 @@ impl<'a> Decoder<'a> {
 }
 
 /// Length of `bytes` without the beginning of a character at its end.
-pub(super) fn whole_chars(bytes: &[u8]) -> usize {
+pub(crate) fn whole_chars(bytes: &[u8]) -> usize {
     let tail_from = bytes.len().saturating_sub(CHAR_BYTES_MAX - 1);
     for at in (tail_from..bytes.len()).rev() {
         let width = match bytes[at] {
@@ -530,6 +633,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_published_stands_in_the_middle_of_what_has_come() {
+        let (all, none): (&[_], &[_]) = (&[(O, "abc"), (E, "x"), (O, "de"), (E, "yz")], &[]);
+        for (place, before, after) in [
+            ([9, 9], all, none),
+            ([0, 0], none, all),
+            ([3, 3], &[(O, "abc"), (E, "xyz")], &[(O, "de")]),
+            ([4, 1], &[(O, "abc"), (E, "x"), (O, "d")], &[(O, "e"), (E, "yz")]),
+            ([5, 0], &[(O, "abcde")], &[(E, "xyz")]),
+        ] {
+            let pieces = [(O, &b"abc"[..]), (E, b"x"), (O, b"de"), (E, b"yz")];
+            let mut capture = captured(100, &pieces);
+            let aside = capture.set_aside(place);
+            capture.insert(display("figure", None), 1);
+            capture.put_back(aside);
+            let outputs = capture.into_outputs(&[]);
+            let at = outputs.iter().position(|it| matches!(it, Output::DisplayData { .. })).expect("shown");
+            assert_eq!((texts(&outputs[..at]), texts(&outputs[at + 1..])), (before.into(), after.into()));
+        }
+        // Nothing passes what was published before.
+        let mut capture = captured(100, &[(O, b"ab")]);
+        capture.insert(display("first", None), 1);
+        assert!(capture.set_aside([0, 0]).is_empty());
+    }
+
+    #[test]
     fn an_update_replaces_all_of_its_name_and_one_of_no_name_is_shown() {
         let mut capture = Capture::new(1_000);
         for rich in [display("a", Some("x")), display("b", None), display("c", Some("x")), update("new", "x")]
@@ -600,6 +728,21 @@ mod tests {
         assert!(capture.is_truncated());
         assert_eq!(capture.kept(O).seen, 10);
         assert_eq!(texts(&capture.into_outputs(&[])), [(O, "äöü"), (E, "ab")]);
+    }
+
+    #[test]
+    fn a_stream_over_its_own_limit_keeps_what_fits_in_whole_characters() {
+        let mut capture = Capture::new(100);
+        capture.bound_streams(Some(5));
+        for (stream, bytes) in [(O, "ab".as_bytes()), (E, b"12345"), (O, "äöü".as_bytes()), (O, b"more")] {
+            assert_eq!(capture.over_limit(), (capture.seen()[0] > 5).then_some(O));
+            let before = capture.kept(stream).bytes.len();
+            capture.kept(stream).bytes.extend_from_slice(bytes);
+            capture.kept(stream).seen += bytes.len();
+            capture.account(stream, before);
+        }
+        assert_eq!((capture.over_limit(), capture.is_truncated()), (Some(O), false));
+        assert_eq!(texts(&capture.into_outputs(&[])), [(O, "ab"), (E, "12345"), (O, "ä")]);
     }
 
     #[test]

@@ -15,11 +15,18 @@ pub(super) struct Feed {
     /// Bytes of each stream that have been taken, and the beginning of a character among them.
     taken: [usize; 2],
     unfinished: [Vec<u8>; 2],
+    chars_left: usize,
 }
 
 impl Feed {
     pub(super) fn new(watcher: Watcher) -> Feed {
-        Feed { watcher, at: 0, told: 0, taken: [0; 2], unfinished: [Vec::new(), Vec::new()] }
+        let unfinished = [Vec::new(), Vec::new()];
+        Feed { watcher, at: 0, told: 0, taken: [0; 2], unfinished, chars_left: Piece::CHARS_MAX }
+    }
+
+    /// How many bytes of each stream have been told.
+    pub(super) fn told(&self) -> [usize; 2] {
+        self.taken
     }
 
     /// Tells the text that has arrived since.
@@ -41,8 +48,11 @@ impl Feed {
         }
     }
 
-    /// Tells something published, after the text before it.
+    /// Tells something published, after the text before it, as far as there is room.
     pub(super) fn rich(&mut self, rich: Rich, execution_count: u64) {
+        let chars = rich.chars().max(Piece::CHARS_LEAST);
+        let Some(left) = self.chars_left.checked_sub(chars) else { return };
+        self.chars_left = left;
         let piece = match rich {
             Rich::Display { data, metadata, id } => {
                 Piece::Output { output: Output::DisplayData { data, metadata }, display_id: id }
@@ -88,5 +98,26 @@ impl Feed {
     fn send(&self, piece: Piece) {
         // Nobody listens any more: the cell goes on.
         drop(self.watcher.send(piece));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::engine::Bundle;
+
+    #[test]
+    fn what_a_watcher_is_told_is_bounded_though_updates_cost_the_cell_nothing() {
+        let (watcher, mut pieces) = tokio::sync::mpsc::unbounded_channel();
+        let mut feed = Feed::new(watcher);
+        let data = Bundle::from_iter([("text/plain".to_owned(), json!("x".repeat(1_000_000)))]);
+        let update = Rich::Update { data, metadata: Bundle::new(), id: "d".to_owned() };
+        let chars = update.chars();
+        (0..50).for_each(|_| feed.rich(update.clone(), 1));
+        assert_eq!(std::iter::from_fn(|| pieces.try_recv().ok()).count(), Piece::CHARS_MAX / chars);
+        (0..1_000_000).for_each(|_| feed.rich(Rich::Clear { wait: true }, 1));
+        assert!(pieces.len() <= chars / Piece::CHARS_LEAST, "one without content costs something too");
     }
 }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine::{Bundle, ErrorOutput, Stream};
 use crate::harness::capture::Told;
 use crate::harness::rich::Rich;
+use crate::harness::tools::{CallWire, Called, ToolAnswer, ToolName};
 use crate::harness::{FRAME_BYTES_MAX, ORDER_ENTRIES_MAX};
 
 /// Length of a nonce, in characters of the URL-safe alphabet (six bits each).
@@ -38,13 +39,29 @@ impl Nonce {
 /// What an interpreter is asked to do.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Ask<'a> {
-    /// Run a cell. `count` is its number in the session; a kernel shows it.
-    Cell { code: &'a str, timeout_ms: u64, count: u64 },
+    /// Run a cell. `count` is its number in the session; a kernel shows it. `argv` is what it finds behind
+    /// `sys.argv[0]`.
+    Cell { code: &'a str, timeout_ms: u64, count: u64, argv: Option<&'a [String]> },
+    /// Run a program, once.
+    Program(Program<'a>),
     /// Change the working directory before the first cell. A frame of its own: its refusal can then not
     /// have been written by guest code.
     WorkingDirectory(&'a str),
     /// Evaluate something harmless in a namespace of its own, so that the first cell finds warm code paths.
     WarmUp(&'a str),
+    /// The same for an interpreter that is kept for programs: their road as well, and the libraries of TypeScript.
+    WarmUpForPrograms(&'a str),
+}
+
+/// A text that is run as a fresh interpreter would run it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Program<'a> {
+    pub code: &'a str,
+    pub args: &'a [String],
+    pub typescript: bool,
+    /// Present when it may call tools.
+    pub tools: Option<&'a [ToolName]>,
+    pub timeout_ms: u64,
 }
 
 /// A request that would not fit into a frame.
@@ -63,12 +80,28 @@ struct RequestWire<'a> {
     kernel: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     warm: Option<&'a str>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    programs: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timeout_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     count: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    argv: Option<&'a [String]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    program: Option<ProgramWire<'a>>,
+}
+
+#[derive(Serialize)]
+struct ProgramWire<'a> {
+    code: &'a str,
+    args: &'a [String],
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    typescript: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tools: Option<&'a [ToolName]>,
 }
 
 #[derive(Serialize)]
@@ -79,27 +112,73 @@ struct SetupWire<'a> {
 /// One request line, with its newline. `kernel` makes the interpreter a kernel, once and for good.
 pub fn encode(nonce: &Nonce, kernel: bool, ask: Ask<'_>) -> Result<Vec<u8>, FrameTooLong> {
     let nonce = nonce.as_str();
-    let mut wire =
-        RequestWire { nonce, setup: None, kernel, warm: None, code: None, timeout_ms: None, count: None };
+    let mut wire = RequestWire {
+        nonce,
+        setup: None,
+        kernel,
+        warm: None,
+        programs: false,
+        code: None,
+        timeout_ms: None,
+        count: None,
+        argv: None,
+        program: None,
+    };
     match ask {
-        Ask::Cell { code, timeout_ms, count } => {
+        Ask::Cell { code, timeout_ms, count, argv } => {
             wire.count = kernel.then_some(count);
             wire.code = Some(code);
+            wire.timeout_ms = Some(timeout_ms);
+            wire.argv = argv;
+        }
+        Ask::Program(Program { code, args, typescript, tools, timeout_ms }) => {
+            wire.program = Some(ProgramWire { code, args, typescript, tools });
             wire.timeout_ms = Some(timeout_ms);
         }
         Ask::WorkingDirectory(cwd) => wire.setup = Some(SetupWire { cwd }),
         Ask::WarmUp(source) => wire.warm = Some(source),
+        Ask::WarmUpForPrograms(source) => {
+            wire.warm = Some(source);
+            wire.programs = true;
+        }
     }
     let mut line = serde_json::to_vec(&wire).expect("strings and numbers always have a JSON form");
     line.push(b'\n');
     if line.len() > FRAME_BYTES_MAX { Err(FrameTooLong { bytes: line.len() }) } else { Ok(line) }
 }
 
+/// One line of answers to a program's calls.
+pub(super) fn encode_answers(nonce: &Nonce, answers: &[ToolAnswer]) -> Vec<u8> {
+    let mut line = format!("{{\"nonce\":\"{}\",\"answers\":[", nonce.as_str()).into_bytes();
+    for (index, answer) in answers.iter().enumerate() {
+        if index > 0 {
+            line.push(b',');
+        }
+        line.extend_from_slice(answer.to_json().as_bytes());
+    }
+    line.extend_from_slice(b"]}\n");
+    line
+}
+
 /// What the interpreter says about a cell.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    Rich(Rich),
+    /// A program calls tools.
+    Calls(Vec<Called>),
+    /// Something published, and where among the text, if it tells.
+    Rich(Rich, Option<At>),
     Done(Done),
+}
+
+/// Where something was published: after so many bytes of standard output and of standard error.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct At {
+    /// Bytes of the cell that the interpreter itself had written.
+    pub(super) own: [usize; 2],
+    /// Bytes that lay in the pipe, whoever had written them.
+    pub(super) unread: [usize; 2],
+    /// From when to when that was looked at, in nanoseconds of the monotonic clock.
+    pub(super) when: [u64; 2],
 }
 
 /// The end of a cell.
@@ -112,6 +191,8 @@ pub struct Done {
     pub(super) order: Vec<Told>,
     /// The set-up could not be done; the errno, 0 when it names none.
     pub refused: Option<i32>,
+    /// A program's status.
+    pub exit: Option<u8>,
 }
 
 /// What decides whether a line is looked at closer.
@@ -152,6 +233,12 @@ struct EventWire {
     order: Option<Vec<(String, usize)>>,
     #[serde(default)]
     refused: Option<RefusedWire>,
+    #[serde(default)]
+    exit: Option<u8>,
+    #[serde(default)]
+    calls: Option<Vec<CallWire>>,
+    #[serde(default)]
+    at: Option<[u64; 6]>,
 }
 
 #[derive(Deserialize)]
@@ -230,7 +317,7 @@ fn parse(line: &[u8], nonce: &Nonce) -> Option<Event> {
             return Some(if head.event == "done" {
                 Event::Done(Done::default())
             } else {
-                Event::Rich(Rich::Dropped)
+                Event::Rich(Rich::Dropped, None)
             });
         }
     } else if weight(line) > WEIGHT_MAX {
@@ -241,20 +328,28 @@ fn parse(line: &[u8], nonce: &Nonce) -> Option<Event> {
         return None;
     }
     let EventWire { data, metadata, id, wait, .. } = wire;
+    let at = wire.at.map(|[out, out_unread, err, err_unread, from, until]| {
+        let bytes = |number| usize::try_from(number).unwrap_or(usize::MAX);
+        let (own, unread) = ([out, err].map(bytes), [out_unread, err_unread].map(bytes));
+        At { own, unread, when: [from, until] }
+    });
+    let rich = |rich| Some(Event::Rich(rich, at));
     let error =
         wire.error.map(|it| ErrorOutput { ename: it.ename, evalue: it.evalue, traceback: it.traceback });
     match wire.event.as_str() {
-        "display" => Some(Event::Rich(Rich::Display { data, metadata, id })),
-        "update" => Some(Event::Rich(Rich::Update { data, metadata, id: id? })),
-        "result" => Some(Event::Rich(Rich::Result { data, metadata })),
-        "error" => Some(Event::Rich(Rich::Error(error?))),
-        "clear" => Some(Event::Rich(Rich::Clear { wait })),
-        "dropped" => Some(Event::Rich(Rich::Dropped)),
+        "display" => rich(Rich::Display { data, metadata, id }),
+        "update" => rich(Rich::Update { data, metadata, id: id? }),
+        "result" => rich(Rich::Result { data, metadata }),
+        "error" => rich(Rich::Error(error?)),
+        "clear" => rich(Rich::Clear { wait }),
+        "dropped" => rich(Rich::Dropped),
+        "call" => Some(Event::Calls(wire.calls?.into_iter().filter_map(Called::check).collect())),
         "done" => Some(Event::Done(Done {
             result: wire.result,
             error,
             order: wire.order.and_then(read_order).unwrap_or_default(),
             refused: wire.refused.map(|it| it.errno),
+            exit: wire.exit,
         })),
         _ => None,
     }
@@ -361,21 +456,28 @@ mod tests {
     fn done(line: &str) -> Option<Done> {
         match read(format!("{line}\n").as_bytes()).pop()? {
             Event::Done(done) => Some(done),
-            Event::Rich(_) => None,
+            Event::Rich(..) | Event::Calls(_) => None,
         }
     }
 
     #[test]
     fn a_request_is_one_line_with_only_what_it_asks() {
-        let cell = encode(&nonce(), false, Ask::Cell { code: "print('a')\n", timeout_ms: 30_000, count: 2 })
-            .expect("fits");
+        let cell = encode(
+            &nonce(),
+            false,
+            Ask::Cell { code: "print('a')\n", timeout_ms: 30_000, count: 2, argv: None },
+        )
+        .expect("fits");
         assert_eq!(cell, b"{\"nonce\":\"N\",\"code\":\"print('a')\\n\",\"timeout_ms\":30000}\n");
         let setup = encode(&nonce(), false, Ask::WorkingDirectory("/tmp")).expect("fits");
         assert_eq!(setup, b"{\"nonce\":\"N\",\"setup\":{\"cwd\":\"/tmp\"}}\n");
         let warm = encode(&nonce(), false, Ask::WarmUp("print(1)")).expect("fits");
         assert_eq!(warm, b"{\"nonce\":\"N\",\"warm\":\"print(1)\"}\n");
+        let warm = encode(&nonce(), false, Ask::WarmUpForPrograms("print(1)")).expect("fits");
+        assert_eq!(warm, b"{\"nonce\":\"N\",\"warm\":\"print(1)\",\"programs\":true}\n");
         let kernel = encode(&nonce(), true, Ask::WarmUp("print(1)")).expect("fits");
-        let cell = encode(&nonce(), true, Ask::Cell { code: "1", timeout_ms: 5, count: 2 }).expect("fits");
+        let cell = encode(&nonce(), true, Ask::Cell { code: "1", timeout_ms: 5, count: 2, argv: None })
+            .expect("fits");
         assert_eq!(cell, b"{\"nonce\":\"N\",\"kernel\":true,\"code\":\"1\",\"timeout_ms\":5,\"count\":2}\n");
         assert_eq!(kernel, b"{\"nonce\":\"N\",\"kernel\":true,\"warm\":\"print(1)\"}\n");
     }
@@ -433,7 +535,7 @@ mod tests {
             let nodes = vec![r#"{"":0}"#; 500_000].join(",");
             format!("{{\"nonce\":\"{nonce}\",\"event\":\"{event}\",\"data\":{{\"a\":[{nodes}]}}}}\n")
         };
-        assert_eq!(read(tree("N", "display").as_bytes()), [Event::Rich(Rich::Dropped)]);
+        assert_eq!(read(tree("N", "display").as_bytes()), [Event::Rich(Rich::Dropped, None)]);
         assert_eq!(
             read(tree("N", "done").as_bytes()),
             [Event::Done(Done::default())],
@@ -443,13 +545,13 @@ mod tests {
         // A large plot's numbers are no such tree.
         let numbers = vec!["1.2345678901234"; 600_000].join(",");
         let plot = format!("{{\"nonce\":\"N\",\"event\":\"display\",\"data\":{{\"a\":[{numbers}]}}}}\n");
-        assert!(matches!(&read(plot.as_bytes())[..], [Event::Rich(Rich::Display { .. })]));
+        assert!(matches!(&read(plot.as_bytes())[..], [Event::Rich(Rich::Display { .. }, None)]));
         // Brackets in a text weigh nothing.
         let text = format!(
             "{{\"nonce\":\"N\",\"event\":\"display\",\"data\":{{\"a\":\"{}\"}}}}\n",
             "[{,\\\"".repeat(200_000)
         );
-        assert!(matches!(&read(text.as_bytes())[..], [Event::Rich(Rich::Display { .. })]));
+        assert!(matches!(&read(text.as_bytes())[..], [Event::Rich(Rich::Display { .. }, None)]));
     }
 
     #[test]
@@ -499,7 +601,7 @@ mod tests {
 
         #[test]
         fn every_code_survives_the_request_frame(code in any::<String>()) {
-            let line = encode(&nonce(), false, Ask::Cell { code: &code, timeout_ms: 1, count: 1 }).expect("fits");
+            let line = encode(&nonce(), false, Ask::Cell { code: &code, timeout_ms: 1, count: 1, argv: None }).expect("fits");
             prop_assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
             let value: serde_json::Value = serde_json::from_slice(&line).expect("JSON");
             prop_assert_eq!(value["code"].as_str(), Some(code.as_str()));

@@ -7,6 +7,8 @@
 //!                  drain both streams without waiting, assemble the outputs
 //! ```
 //!
+//! A stream that goes over a limit of its own ends the interpreter, where it has one: so it is with runs.
+//!
 //! A kernel is interrupted at the deadline instead, has two seconds to end its cell, and keeps its names.
 //!
 //! A run consumes the interpreter and gives it back only when it can take another cell. Dropping an
@@ -32,10 +34,10 @@ use crate::harness::frame::{Ask, Done, Event, EventReader, Nonce, encode};
 use crate::harness::outcome::{CellOutcome, Ending, Parts, Stopped};
 use crate::harness::rich::Rich;
 use crate::launcher::client::{Ender, Sandbox};
-use crate::launcher::plan::{Attestation, End, SandboxId};
+use crate::launcher::plan::{Attestation, End, SandboxId, SpaceId};
 
 /// How long a cell runs before its streams are read: most are done by then, and one wake-up is enough.
-const QUIET: Duration = Duration::from_millis(2);
+pub(super) const QUIET: Duration = Duration::from_millis(2);
 /// How long a stream is left alone after a small piece of output, and what is no small piece. A pipe holds
 /// 64 KiB: a guest that fills less than half of it in that time does not come to wait for us.
 const HUSH: Duration = Duration::from_millis(1);
@@ -49,6 +51,8 @@ const END_REASON_WAIT: Duration = Duration::from_secs(2);
 const INTERRUPT_WAIT: Duration = Duration::from_secs(2);
 /// How long an interpreter may take for a set-up or warm-up frame.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
+/// So often in a row the control pipe is read once more, because the streams have moved meanwhile.
+const OVERHEAR_MAX: usize = 32;
 /// Most bytes that one cell may send on the control pipe.
 const EVENT_BYTES_MAX: usize = 4 * FRAME_BYTES_MAX;
 
@@ -57,6 +61,9 @@ const EVENT_BYTES_MAX: usize = 4 * FRAME_BYTES_MAX;
 pub struct CellLimits {
     /// Characters over both streams, the result and the error.
     pub output_chars_max: usize,
+    /// Of each stream, where it has a limit of its own. Beyond it the cell's interpreter is ended at once, and what fits
+    /// is kept.
+    pub stream_bytes_max: Option<usize>,
     /// How long a cell may still end by itself once its time is up.
     pub grace: Duration,
     /// How long a kernel's cell may take to end once it is interrupted.
@@ -73,6 +80,8 @@ pub struct Cell<'a> {
     pub execution_count: u64,
     /// Hears of what the cell produces while it runs.
     pub watcher: Option<&'a Watcher>,
+    /// What it finds behind `sys.argv[0]`, where it is to find something (Python only).
+    pub argv: Option<&'a [String]>,
 }
 
 /// Resolves once an interrupt is on its way, or cannot be.
@@ -123,15 +132,17 @@ pub struct Pipes {
 
 /// An interpreter that waits for a cell.
 pub struct Interpreter {
-    requests: OwnedFd,
-    events: pipe::Receiver,
-    stdout: Tap,
-    stderr: Tap,
-    reader: EventReader,
-    ended: watch::Receiver<Option<End>>,
+    pub(super) requests: OwnedFd,
+    pub(super) events: pipe::Receiver,
+    pub(super) stdout: Tap,
+    pub(super) stderr: Tap,
+    pub(super) reader: EventReader,
+    pub(super) ended: watch::Receiver<Option<End>>,
     provenance: Provenance,
     /// Its cells are a kernel's.
     kernel: bool,
+    space: Option<SpaceId>,
+    view: Option<OwnedFd>,
     hold: Box<dyn Hold>,
 }
 
@@ -144,10 +155,22 @@ impl std::fmt::Debug for Interpreter {
 impl Interpreter {
     /// Takes over a fresh sandbox. Must run inside the async runtime.
     pub fn new(sandbox: Sandbox, kernel: bool) -> io::Result<Interpreter> {
-        let Sandbox { id, attestation, requests, events, stdout, stderr, ended, ender } = sandbox;
+        let Sandbox { id, space, attestation, requests, events, stdout, stderr, view, ended, ender } =
+            sandbox;
         let pipes = Pipes { requests, events, stdout, stderr };
         let provenance = Provenance { sandbox: id, attestation };
-        Interpreter::from_pipes(pipes, ended, provenance, kernel, Box::new(ender))
+        let interpreter = Interpreter::from_pipes(pipes, ended, provenance, kernel, Box::new(ender))?;
+        Ok(Interpreter { space: Some(space), view, ..interpreter })
+    }
+
+    /// The space its sandbox is in, where that is one of the launcher's.
+    pub fn space(&self) -> Option<SpaceId> {
+        self.space
+    }
+
+    /// The daemon's view of its workspace, once, where it was launched with one.
+    pub fn take_view(&mut self) -> Option<OwnedFd> {
+        self.view.take()
     }
 
     /// From pipes, whoever is at their other end; `hold` is dropped with the interpreter.
@@ -167,6 +190,8 @@ impl Interpreter {
             ended,
             provenance,
             kernel,
+            space: None,
+            view: None,
             hold,
         })
     }
@@ -193,9 +218,10 @@ impl Interpreter {
         stop: &mut watch::Receiver<Option<Stopped>>,
     ) -> Ran {
         let timeout_ms = u64::try_from(cell.timeout.as_millis()).unwrap_or(u64::MAX);
-        let ask = Ask::Cell { code: cell.code, timeout_ms, count: cell.execution_count };
+        let ask = Ask::Cell { code: cell.code, timeout_ms, count: cell.execution_count, argv: cell.argv };
         let grace = if self.kernel { limits.interrupt_grace } else { limits.grace };
         let mut talk = Talk::new(cell.timeout, grace, limits.output_chars_max);
+        talk.capture.bound_streams(limits.stream_bytes_max);
         talk.execution_count = cell.execution_count;
         talk.feed = cell.watcher.cloned().map(Feed::new);
         let (done, ending) = self.ask(ask, &mut talk, stop).await;
@@ -229,6 +255,11 @@ impl Interpreter {
     /// interpreter did not survive it.
     pub async fn warm_up(self, source: &str) -> Option<Interpreter> {
         self.prepare(Ask::WarmUp(source)).await.map(|(interpreter, _)| interpreter)
+    }
+
+    /// The same where the next thing it runs is a program.
+    pub async fn warm_up_for_programs(self, source: &str) -> Option<Interpreter> {
+        self.prepare(Ask::WarmUpForPrograms(source)).await.map(|(interpreter, _)| interpreter)
     }
 
     async fn prepare(mut self, ask: Ask<'_>) -> Option<(Interpreter, Done)> {
@@ -276,10 +307,17 @@ impl Interpreter {
             Err(Ending::Died(_)) => (None, Ending::Died(self.end_reason().await)),
             Err(ending) => (None, ending),
         };
-        self.drain(talk, done.as_ref());
+        if matches!(ending, Ending::StreamLimit(_)) {
+            return (None, ending);
+        }
+        let order = done.as_ref().map_or(&[][..], |done| &done.order);
+        self.drain(talk, [Stream::Stdout, Stream::Stderr].map(|stream| expected_bytes(order, stream)));
         self.stdout.unwatch();
         self.stderr.unwatch();
-        (done, ending)
+        match talk.capture.over_limit() {
+            Some(stream) if ending.leaves_interpreter() => (done, Ending::StreamLimit(stream)),
+            _ => (done, ending),
+        }
     }
 
     /// One write, nearly always; a frame larger than the pipe goes piece by piece.
@@ -325,26 +363,35 @@ impl Interpreter {
                         if let Some(done) = self.take_events(talk, bytes)? {
                             return Ok(done);
                         }
+                        if let Some(done) = self.overhear(talk)? {
+                            return Ok(done);
+                        }
                     }
                     _ => return Err(Ending::Died(None)),
                 },
                 () = self.stdout.readable() => {
                     let bytes = talk.capture.read_once(Stream::Stdout, &mut self.stdout, Wake::Reactor);
-                    talk.tell();
-                    talk.hush(bytes, &mut self.stdout);
+                    talk.hush.piece(bytes, &mut self.stdout);
+                    if let Some(done) = self.overhear(talk)? {
+                        return Ok(done);
+                    }
                 }
                 () = self.stderr.readable() => {
                     let bytes = talk.capture.read_once(Stream::Stderr, &mut self.stderr, Wake::Reactor);
-                    talk.tell();
-                    talk.hush(bytes, &mut self.stderr);
+                    talk.hush.piece(bytes, &mut self.stderr);
+                    if let Some(done) = self.overhear(talk)? {
+                        return Ok(done);
+                    }
                 }
-                () = sleep_until(talk.hushed_until), if talk.hushed => {
-                    talk.hushed = false;
+                () = sleep_until(talk.hush.until), if talk.hush.hushed => {
+                    talk.hush.hushed = false;
                     let bytes = talk.capture.drain(Stream::Stdout, &mut self.stdout, 0);
-                    talk.listen_again(bytes, &mut self.stdout);
+                    talk.hush.listen_again(bytes, &mut self.stdout);
                     let bytes = talk.capture.drain(Stream::Stderr, &mut self.stderr, 0);
-                    talk.listen_again(bytes, &mut self.stderr);
-                    talk.tell();
+                    talk.hush.listen_again(bytes, &mut self.stderr);
+                    if let Some(done) = self.overhear(talk)? {
+                        return Ok(done);
+                    }
                 }
                 () = seen_ended(&mut self.ended) => return Err(Ending::Died(None)),
                 reason = stopped(stop) => return Err(Ending::Stopped(reason)),
@@ -364,7 +411,32 @@ impl Interpreter {
         }
     }
 
+    /// Looks for events once the streams have been read, and tells the watcher of what was read when there are none: what
+    /// stands behind something published comes after its event, so that by now that is there.
+    fn overhear(&mut self, talk: &mut Talk) -> Result<Option<Done>, Ending> {
+        for _ in 0..OVERHEAR_MAX {
+            if talk.heard == Some(talk.capture.seen()) {
+                break;
+            }
+            let buffer = rustix::buffer::spare_capacity(self.reader.buffer());
+            match rustix::io::read(&self.events, buffer) {
+                Ok(bytes) if bytes > 0 => {
+                    if let Some(done) = self.take_events(talk, bytes)? {
+                        return Ok(Some(done));
+                    }
+                }
+                // Nothing, or its end: that the reactor tells.
+                _ => talk.heard = Some(talk.capture.seen()),
+            }
+        }
+        if talk.heard == Some(talk.capture.seen()) {
+            talk.tell();
+        }
+        talk.capture.over_limit().map_or(Ok(None), |stream| Err(Ending::StreamLimit(stream)))
+    }
+
     fn take_events(&mut self, talk: &mut Talk, bytes: usize) -> Result<Option<Done>, Ending> {
+        talk.heard = None;
         talk.event_bytes += bytes;
         if talk.event_bytes > EVENT_BYTES_MAX {
             return Err(Ending::BrokeProtocol);
@@ -373,20 +445,22 @@ impl Interpreter {
             match self.reader.next(&talk.nonce).map_err(|_too_long| Ending::BrokeProtocol)? {
                 None => return Ok(None),
                 Some(Event::Done(done)) => return Ok(Some(done)),
-                Some(Event::Rich(rich)) => {
+                // Of a program; a cell has no tools.
+                Some(Event::Calls(_)) => {}
+                Some(Event::Rich(rich, at)) => {
+                    let place = at.map(|at| talk.capture.place(at));
                     // What was printed before it is in the pipes by now, and belongs before it.
-                    self.drain(talk, None);
-                    talk.publish(rich);
+                    self.drain(talk, place.unwrap_or_default());
+                    talk.publish(rich, place);
                 }
             }
         }
     }
 
-    fn drain(&mut self, talk: &mut Talk, done: Option<&Done>) {
-        let order = done.map_or(&[][..], |done| &done.order);
-        let expected = |stream| expected_bytes(order, stream);
-        talk.capture.drain(Stream::Stdout, &mut self.stdout, expected(Stream::Stdout));
-        talk.capture.drain(Stream::Stderr, &mut self.stderr, expected(Stream::Stderr));
+    /// `expected` is what the interpreter says of either stream.
+    fn drain(&mut self, talk: &mut Talk, expected: [usize; 2]) {
+        talk.capture.drain(Stream::Stdout, &mut self.stdout, expected[0]);
+        talk.capture.drain(Stream::Stderr, &mut self.stderr, expected[1]);
     }
 
     /// The launcher hears of an end by itself, a moment after or before the pipes close.
@@ -399,7 +473,7 @@ impl Interpreter {
 }
 
 /// Resolves once the launcher has seen the end, or is itself gone.
-async fn seen_ended(ended: &mut watch::Receiver<Option<End>>) {
+pub(super) async fn seen_ended(ended: &mut watch::Receiver<Option<End>>) {
     drop(ended.wait_for(Option::is_some).await);
 }
 
@@ -409,7 +483,7 @@ async fn write_rest(requests: &OwnedFd, rest: &[u8]) -> io::Result<()> {
 }
 
 /// Resolves when the run is to stop; never once nobody is left who could say so.
-async fn stopped(stop: &mut watch::Receiver<Option<Stopped>>) -> Stopped {
+pub(super) async fn stopped(stop: &mut watch::Receiver<Option<Stopped>>) -> Stopped {
     if let Ok(reason) = stop.wait_for(Option::is_some).await
         && let Some(reason) = *reason
     {
@@ -423,13 +497,11 @@ struct Talk {
     nonce: Nonce,
     capture: Capture,
     event_bytes: usize,
+    /// Bytes of each stream that had been read when no events were left.
+    heard: Option<[usize; 2]>,
     timeout: Duration,
     phase: Phase,
-    /// Whether a stream that writes little and often is read by the clock for now.
-    hushed: bool,
-    hushed_until: Instant,
-    /// Small pieces that are still read at once.
-    pieces_left: u32,
+    hush: Hush,
     quiet_until: Instant,
     deadline: Instant,
     given_up: Instant,
@@ -437,6 +509,53 @@ struct Talk {
     feed: Option<Feed>,
     /// A kernel's interrupt on its way.
     interrupting: Option<JoinHandle<()>>,
+}
+
+/// Streams that write little and often are read by the clock for a moment.
+#[derive(Debug)]
+pub(super) struct Hush {
+    pub(super) hushed: bool,
+    pub(super) until: Instant,
+    /// Small pieces that are still read at once.
+    pieces_left: u32,
+}
+
+impl Hush {
+    pub(super) fn new(now: Instant) -> Hush {
+        Hush { hushed: false, until: now, pieces_left: 0 }
+    }
+
+    /// After a small piece the stream leaves the reactor for a moment: a guest that prints line by line would
+    /// wake us, and wait for a processor, once per line.
+    pub(super) fn piece(&mut self, bytes: usize, tap: &mut Tap) {
+        if bytes >= BULK_BYTES {
+            self.pieces_left = PIECES_AFTER_BULK;
+        } else if self.pieces_left > 0 {
+            self.pieces_left -= 1;
+        } else {
+            tap.unwatch();
+            self.hush_on();
+        }
+    }
+
+    /// The moment is over: a stream that went on in small pieces stays hushed, any other is watched again.
+    pub(super) fn listen_again(&mut self, bytes: usize, tap: &mut Tap) {
+        if bytes >= BULK_BYTES {
+            self.pieces_left = PIECES_AFTER_BULK;
+        }
+        if bytes == 0 || bytes >= BULK_BYTES {
+            tap.watch();
+        } else {
+            tap.unwatch();
+            self.hush_on();
+        }
+    }
+
+    fn hush_on(&mut self) {
+        if !std::mem::replace(&mut self.hushed, true) {
+            self.until = Instant::now() + HUSH;
+        }
+    }
 }
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -454,11 +573,10 @@ impl Talk {
             nonce: Nonce::fresh(),
             capture: Capture::new(chars_max),
             event_bytes: 0,
+            heard: None,
             timeout,
             phase: Phase::Quiet,
-            hushed: false,
-            hushed_until: now,
-            pieces_left: 0,
+            hush: Hush::new(now),
             quiet_until: deadline.min(now + QUIET),
             deadline,
             given_up: deadline + grace,
@@ -501,7 +619,11 @@ impl Talk {
         }
     }
 
-    fn publish(&mut self, rich: Rich) {
+    /// `place`: behind so many bytes of each stream, or behind all that came.
+    fn publish(&mut self, rich: Rich, place: Option<[usize; 2]>) {
+        let told = self.feed.as_ref().map(Feed::told).unwrap_or_default();
+        let place = place.map(|place| [place[0].max(told[0]), place[1].max(told[1])]);
+        let later = place.map_or_else(Vec::new, |place| self.capture.set_aside(place));
         self.tell();
         let told = self.feed.is_some().then(|| rich.clone());
         if self.capture.insert(rich, self.execution_count)
@@ -509,38 +631,7 @@ impl Talk {
         {
             feed.rich(rich, self.execution_count);
         }
-    }
-
-    /// After a small piece the stream leaves the reactor for a moment: a guest that prints line by line would
-    /// wake us, and wait for a processor, once per line.
-    fn hush(&mut self, bytes: usize, tap: &mut Tap) {
-        if bytes >= BULK_BYTES {
-            self.pieces_left = PIECES_AFTER_BULK;
-        } else if self.pieces_left > 0 {
-            self.pieces_left -= 1;
-        } else {
-            tap.unwatch();
-            self.hush_on();
-        }
-    }
-
-    /// The moment is over: a stream that went on in small pieces stays hushed, any other is watched again.
-    fn listen_again(&mut self, bytes: usize, tap: &mut Tap) {
-        if bytes >= BULK_BYTES {
-            self.pieces_left = PIECES_AFTER_BULK;
-        }
-        if bytes == 0 || bytes >= BULK_BYTES {
-            tap.watch();
-        } else {
-            tap.unwatch();
-            self.hush_on();
-        }
-    }
-
-    fn hush_on(&mut self) {
-        if !std::mem::replace(&mut self.hushed, true) {
-            self.hushed_until = Instant::now() + HUSH;
-        }
+        self.capture.put_back(later);
     }
 
     fn is_late(&self) -> bool {
@@ -557,6 +648,7 @@ mod tests {
 
     const LIMITS: CellLimits = CellLimits {
         output_chars_max: 1_000,
+        stream_bytes_max: None,
         grace: Duration::from_millis(300),
         interrupt_grace: Duration::from_millis(300),
         memory_mib_max: 512,
@@ -564,7 +656,9 @@ mod tests {
 
     async fn run_for(interpreter: Interpreter, code: &str, timeout: Duration) -> Ran {
         let (_keep, mut stop) = watch::channel(None);
-        interpreter.run(Cell { code, timeout, execution_count: 1, watcher: None }, &LIMITS, &mut stop).await
+        interpreter
+            .run(Cell { code, timeout, execution_count: 1, watcher: None, argv: None }, &LIMITS, &mut stop)
+            .await
     }
 
     async fn run(code: &str) -> Ran {
@@ -590,6 +684,153 @@ mod tests {
         assert_eq!(ran.outcome.outputs[..3], [stream(out, "a\n"), stream(err, "b\n"), stream(out, "c\n")]);
         assert!(matches!(ran.outcome.outputs[3], Output::ExecuteResult { .. }));
         assert!(ran.interpreter.is_some());
+    }
+
+    /// What a watcher makes of the pieces it is told.
+    fn folded(mut pieces: tokio::sync::mpsc::UnboundedReceiver<crate::engine::Piece>) -> Vec<Output> {
+        use crate::engine::Piece;
+        let (mut shown, mut clears) = (Vec::<(Output, Option<String>)>::new(), false);
+        while let Ok(piece) = pieces.try_recv() {
+            match piece {
+                Piece::Clear { wait: true } => clears = true,
+                Piece::Clear { wait: false } => shown.clear(),
+                Piece::Update { display_id, data, metadata } => {
+                    for (output, _) in shown.iter_mut().filter(|it| it.1.as_ref() == Some(&display_id)) {
+                        *output = Output::DisplayData { data: data.clone(), metadata: metadata.clone() };
+                    }
+                }
+                Piece::Output { output, display_id } => {
+                    if std::mem::take(&mut clears) {
+                        shown.clear();
+                    }
+                    match (shown.last_mut(), &output) {
+                        (
+                            Some((Output::Stream { name: last, text: whole }, _)),
+                            Output::Stream { name, text },
+                        ) if last == name => whole.push_str(text),
+                        _ => shown.push((output, display_id)),
+                    }
+                }
+            }
+        }
+        shown.into_iter().map(|(output, _)| output).collect()
+    }
+
+    /// Runs a kernel's cell; what it came to, and what its watcher has made of it.
+    async fn watched(script: &str) -> (Vec<Output>, Vec<Output>) {
+        let (watcher, pieces) = tokio::sync::mpsc::unbounded_channel();
+        let (_keep, mut stop) = watch::channel(None);
+        let timeout = Duration::from_secs(10);
+        let cell = Cell { code: script, timeout, execution_count: 1, watcher: Some(&watcher), argv: None };
+        let ran = Fake::kernel(1).run(cell, &LIMITS, &mut stop).await;
+        assert_eq!(ran.outcome.ending, Ending::Completed, "{script}");
+        (ran.outcome.outputs, folded(pieces))
+    }
+
+    fn display(text: &str) -> Output {
+        let data = crate::engine::Bundle::from_iter([("text/plain".to_owned(), text.into())]);
+        Output::DisplayData { data, metadata: crate::engine::Bundle::new() }
+    }
+
+    #[tokio::test]
+    async fn a_watcher_is_told_in_the_order_of_the_outputs() {
+        let out = |text| stream(Stream::Stdout, text);
+        for (script, wanted) in [
+            ("out 1\nshow x\nout 2", vec![out("1\n"), display("x"), out("2\n")]),
+            ("out 1\nsleep 30\nclear\nout 2", vec![out("2\n")]),
+            ("out 1\nsleep 30\nclear-wait\nsleep 5\nout 2\nout 3", vec![out("2\n3\n")]),
+            (
+                "sleep 10\nshow x\nchild c\nshow y\nchild d",
+                vec![display("x"), out("c\n"), display("y"), out("d\n")],
+            ),
+            ("bytes f09f\nshow x\nbytes 9880", vec![display("x"), out("\u{1f600}")]),
+        ] {
+            assert_eq!(watched(script).await, (wanted.clone(), wanted), "{script}");
+        }
+    }
+
+    /// The outputs that a script must give whose text is all of one stream.
+    fn modelled(script: &str) -> Vec<Output> {
+        let (mut outputs, mut clears) = (Vec::new(), false);
+        for step in script.lines() {
+            let (verb, rest) = step.split_once(' ').unwrap_or((step, ""));
+            match verb {
+                "clear" => outputs.clear(),
+                "clear-wait" => clears = true,
+                "sleep" => {}
+                _ => {
+                    if std::mem::take(&mut clears) {
+                        outputs.clear();
+                    }
+                    match (verb, outputs.last_mut()) {
+                        ("show", _) => outputs.push(display(rest)),
+                        ("show-and-update", _) => outputs.push(display("updated")),
+                        (_, Some(Output::Stream { text, .. })) => text.push_str(&format!("{rest}\n")),
+                        _ => outputs.push(stream(Stream::Stdout, &format!("{rest}\n"))),
+                    }
+                }
+            }
+        }
+        outputs
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(150))]
+
+        #[test]
+        fn whatever_a_kernel_tells_and_clears_its_watcher_shows_the_outputs(
+            steps in proptest::collection::vec(0_usize..16, 1..24),
+            two_threads in proptest::prelude::any::<bool>(),
+        ) {
+            let mut builder = match two_threads {
+                true => tokio::runtime::Builder::new_multi_thread(),
+                false => tokio::runtime::Builder::new_current_thread(),
+            };
+            let runtime = builder.worker_threads(2).enable_all().build().expect("a runtime");
+            let verbs = [
+                "out a", "out b", "out c", "child d", "child e", "show f", "show g", "show h", "show i", "clear",
+                "clear-wait", "show-and-update old updated", "sleep 1", "sleep 2", "sleep 3", "sleep 0",
+            ];
+            let script: Vec<&str> = steps.iter().map(|step| verbs[*step]).collect();
+            let script = script.join("\n");
+            let (outputs, told) = runtime.block_on(watched(&script));
+            proptest::prop_assert_eq!(&told, &outputs, "{}", &script);
+            // Who writes at the very moment of a read, beside the interpreter, is placed by guess.
+            let alone = if two_threads { script.replace("child", "out") } else { script };
+            let (outputs, told) = runtime.block_on(watched(&alone));
+            proptest::prop_assert_eq!(&outputs, &modelled(&alone), "{}", &alone);
+            proptest::prop_assert_eq!(&told, &outputs, "{}", &alone);
+            // With a second stream both still stand rightly to what is published; to each other, as they came.
+            let both = alone.replace("out b", "err b");
+            let (outputs, told) = runtime.block_on(watched(&both));
+            proptest::prop_assert_eq!(by_segment(told), by_segment(outputs), "{}", &both);
+        }
+    }
+
+    /// Between two things published, the text of standard output before that of standard error.
+    fn by_segment(outputs: Vec<Output>) -> Vec<Output> {
+        let mut sorted = Vec::new();
+        let mut text = [String::new(), String::new()];
+        let flush = |text: &mut [String; 2], sorted: &mut Vec<Output>| {
+            for (name, text) in [Stream::Stdout, Stream::Stderr].into_iter().zip(text) {
+                if !text.is_empty() {
+                    sorted.push(stream(name, &std::mem::take(text)));
+                }
+            }
+        };
+        for output in outputs {
+            match output {
+                Output::Stream { name, text: more } => {
+                    text[usize::from(name == Stream::Stderr)].push_str(&more)
+                }
+                other => {
+                    flush(&mut text, &mut sorted);
+                    sorted.push(other);
+                }
+            }
+        }
+        flush(&mut text, &mut sorted);
+        sorted
     }
 
     #[tokio::test]
@@ -627,11 +868,57 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_stream_over_a_limit_of_its_own_ends_the_interpreter_at_once() {
+        let limits = CellLimits { stream_bytes_max: Some(100_000), output_chars_max: 200_000, ..LIMITS };
+        for (script, stream, kept) in [
+            ("flood 100000\nerr e", None, 100_000),
+            ("flood 99999\nshow x\nerr e\nbytes c3a4", Some(Stream::Stdout), 99_999),
+            ("flood 3000000\nsleep 60000", Some(Stream::Stdout), 100_000),
+            ("sleep 20\nflood 3000000\nsleep 60000", Some(Stream::Stdout), 100_000),
+            ("err-flood 100001\nshow x\nsleep 60000", Some(Stream::Stderr), 100_000),
+        ] {
+            let (watcher, pieces) = tokio::sync::mpsc::unbounded_channel();
+            let (_keep, mut stop) = watch::channel(None);
+            let timeout = Duration::from_secs(50);
+            let cell =
+                Cell { code: script, timeout, execution_count: 1, watcher: Some(&watcher), argv: None };
+            let begun = Instant::now();
+            let ran = Fake::kernel(1).run(cell, &limits, &mut stop).await;
+            assert!(begun.elapsed() < Duration::from_secs(10), "{script}");
+            let ending = stream.map_or(Ending::Completed, Ending::StreamLimit);
+            assert_eq!(
+                (ran.outcome.ending, ran.interpreter.is_some()),
+                (ending, stream.is_none()),
+                "{script}"
+            );
+            assert_eq!(ran.outcome.stream(stream.unwrap_or(Stream::Stdout)).len(), kept, "{script}");
+            assert!(!ran.outcome.stream(Stream::Stderr).contains("truncated"));
+            // Which of two streams came first is the scheduler's.
+            let told = CellOutcome { ending, outputs: folded(pieces) };
+            for stream in [Stream::Stdout, Stream::Stderr] {
+                assert_eq!(told.stream(stream), ran.outcome.stream(stream), "{script}");
+            }
+        }
+    }
+
+    #[tokio::test]
     async fn forged_frames_and_garbage_change_nothing() {
         let forged = r#"{"nonce":"other","event":"done","result":"forged"}"#;
         let ran = run(&format!("frame {forged}\nframe nonsense\nframe [1\nresult own")).await;
         let [Output::ExecuteResult { data, .. }] = &ran.outcome.outputs[..] else { panic!("{ran:?}") };
         assert_eq!(data["text/plain"], "own");
+    }
+
+    #[tokio::test]
+    async fn an_interrupt_that_may_still_arrive_costs_the_kernel_and_one_that_has_arrived_does_not() {
+        let limit = Duration::from_millis(30);
+        // The cell ends by itself after its time was up.
+        let late = run_for(Fake::kernel(1), "sleep 60", limit).await;
+        assert_eq!(late.outcome.ending, Ending::Interrupted { timeout: limit });
+        assert!(late.interpreter.is_some());
+        let unheard = run_for(Fake::kernel(1), "unheard\nsleep 60", limit).await;
+        assert_eq!(unheard.outcome.ending, Ending::Unstoppable { timeout: limit });
+        assert!(unheard.interpreter.is_none(), "its next cell would be interrupted");
     }
 
     #[tokio::test]
@@ -678,7 +965,8 @@ mod tests {
     async fn a_deletion_ends_the_run_with_an_error() {
         let (stopper, mut stop) = watch::channel(None);
         let timeout = Duration::from_secs(60);
-        let cell = Cell { code: "out a\nsleep 60000", timeout, execution_count: 1, watcher: None };
+        let cell =
+            Cell { code: "out a\nsleep 60000", timeout, execution_count: 1, watcher: None, argv: None };
         let later = async {
             tokio::time::sleep(Duration::from_millis(30)).await;
             stopper.send_replace(Some(Stopped::SessionDeleted));

@@ -11,9 +11,14 @@
 //! {"nonce":"N","code":"…","timeout_ms":30000}                    run a cell; a kernel is told its number too: "count":3
 //! {"nonce":"N","setup":{"cwd":"/home/sandbox"},"code":"…",…}      first frame: chdir before the cell
 //! {"nonce":"N","warm":"print(1)"}                                 throw-away evaluation in a namespace of its own
+//! {"nonce":"N","warm":"print(1)","programs":true}                 the same, and once more as a program
+//! {"nonce":"N","program":{"code":"…","args":["a"],"typescript":true|absent,
+//!  "tools":[{"name":"get-weather","function":"get_weather"}]|absent},"timeout_ms":N}            run a program, once
+//! {"nonce":"N","answers":[{"id":"call_001","result":…}|{"id":"…","error":"text"}]}              while it runs
 //! ```
 //!
-//! `setup`, `warm` and `code` are each optional; the order of work is setup, warm, code. `"kernel":true` in any of
+//! `setup`, `warm`, `program` and `code` are each optional; the order of work is setup, warm, program or code. A cell
+//! may have `"argv":["a"]` (Python only): a run's, at whose end every other process of the sandbox is ended. `"kernel":true` in any of
 //! them makes the interpreter a kernel, for good (Python only). Interpreter to daemon,
 //! every frame with the nonce of the request it belongs to:
 //!
@@ -26,7 +31,16 @@
 //! {"nonce":"N","event":"dropped"}                 something was larger than all that a cell may publish
 //! {"nonce":"N","event":"done","result":"21"|null,"error":{"ename","evalue","traceback":[…]}|null,
 //!  "order":[["o",12],["e",5],["r",1],["o",3]], "refused":{"what":"cwd","errno":2}|absent}
+//! {"nonce":"N","event":"call","calls":[{"id":"call_001","name":"get-weather","input":{…}}]}     of a program with tools
+//! {"nonce":"N","event":"done","exit":7}                                                         the end of a program
 //! ```
+//!
+//! A program is run as a fresh interpreter would run a file of that text, and ends its interpreter. One that really
+//! exits, or has closed descriptor 4, sends no `done`: the launcher tells its status.
+//!
+//! Each of the six, `dropped` apart, may have `"at":[12,3,5,0,T,U]`, its place among the text: how many bytes of
+//! descriptor 1 the interpreter had written in this cell and how many lay in that pipe, unread and whoever wrote them;
+//! the same of 2; and before and after what time that was so, in nanoseconds of `CLOCK_MONOTONIC`.
 //!
 //! `result` is the text/plain form of the last expression. `order` says in which order the interpreter itself
 //! wrote how many bytes to descriptors 1 (`o`) and 2 (`e`) and sent how many of the six (`r`; not `dropped`); an
@@ -45,7 +59,9 @@ mod feed;
 pub mod frame;
 pub mod interpreter;
 pub mod outcome;
+pub mod program;
 pub mod rich;
+pub mod tools;
 
 #[cfg(test)]
 pub(crate) mod fake;

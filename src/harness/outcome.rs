@@ -82,6 +82,8 @@ pub enum Ending {
     /// The interpreter is gone; the launcher's word on it, if it came in time.
     Died(Option<End>),
     Stopped(Stopped),
+    /// A stream went over its limit. The interpreter is thrown away.
+    StreamLimit(Stream),
     /// A line without an end, or lines without end, on the control pipe.
     BrokeProtocol,
     /// The code does not fit into a frame. It did not run; the interpreter waits for the next cell.
@@ -125,10 +127,12 @@ impl Ending {
             Ending::Died(Some(End::Ended)) => "ended by the launcher".to_owned(),
             Ending::Died(Some(End::Mismatch)) => "policy".to_owned(),
             Ending::Died(Some(End::SpaceFull)) => "space limit".to_owned(),
+            Ending::Died(Some(End::CpuSpent)) => "processor time limit".to_owned(),
             Ending::Died(Some(End::LauncherGone)) => "launcher gone".to_owned(),
             Ending::Died(None) => "unknown".to_owned(),
             Ending::Stopped(Stopped::SessionDeleted) => "session deleted".to_owned(),
             Ending::Stopped(Stopped::ShuttingDown) => "shutdown".to_owned(),
+            Ending::StreamLimit(_) => "output limit".to_owned(),
             Ending::BrokeProtocol => "protocol violation".to_owned(),
             Ending::CodeTooLong(_) => "code too long".to_owned(),
             Ending::Unreachable => "unreachable".to_owned(),
@@ -140,7 +144,8 @@ impl Ending {
     pub fn error(self, memory_mib_max: u64) -> Option<ErrorOutput> {
         let process_error = |evalue: String| Some(ErrorOutput::plain("ProcessError", evalue));
         match self {
-            Ending::Completed | Ending::Raised => None,
+            // Whose limits these are has words of its own.
+            Ending::Completed | Ending::Raised | Ending::StreamLimit(_) => None,
             Ending::TimedOut { timeout } => timeout_error(timeout, "session state was reset"),
             Ending::Interrupted { timeout } => timeout_error(timeout, "and was interrupted"),
             Ending::Unstoppable { timeout } => {
@@ -171,6 +176,7 @@ pub fn death_text(end: Option<End>, memory_mib_max: u64) -> String {
             "the files exceed the space's limit; the sandbox was ended, delete some in the next call"
                 .to_owned()
         }
+        Some(End::CpuSpent) => "the processor time limit was reached".to_owned(),
         Some(End::LauncherGone) => "the launcher ended, and every interpreter with it".to_owned(),
         None => "the interpreter ended unexpectedly".to_owned(),
     }

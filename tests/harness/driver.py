@@ -13,7 +13,7 @@ NODE = os.environ.get("HARNESS_NODE", "/usr/bin/node")
 PY_ARGV = [PYTHON, "-s", "-P", "-B", os.path.join(TOP, "harness", "harness.py")]
 if "HARNESS_PYTHON" in os.environ:
     PY_ARGV.remove("-P")  # before 3.11 there is no -P
-JS_ARGV = [NODE, os.path.join(TOP, "harness", "harness.js")]
+JS_ARGV = [NODE, "--experimental-vm-modules", os.path.join(TOP, "harness", "harness.js")]
 
 
 def high(fd):
@@ -77,10 +77,8 @@ class Harness:
         if code is not None:
             request["code"] = code
         self.stdout = self.stderr = b""
-        self.published = []
-        data = json.dumps(request).encode() + b"\n"
-        while data:
-            data = data[os.write(self.req, data) :]
+        self.published, self.places = [], []
+        self.put(request)
         end = time.monotonic() + seconds
         while True:
             frame = self.frame(nonce)
@@ -99,6 +97,44 @@ class Harness:
         frame["events"] = self.published
         frame["stderr"] = self.stderr.decode("utf-8", "replace")
         return frame
+
+    def program(self, code, seconds=20, tools=None, answer=None, **more):
+        """Runs a program to its end: `stdout`, `stderr`, `exit`, `done` (whether a frame told it) and the rounds of `calls`,
+        each answered by `answer`, which makes a list of answers of a list of calls."""
+        self.count += 1
+        nonce = "n%d" % self.count
+        program = dict(more, code=code)
+        if tools is not None:
+            program["tools"] = [{"name": name, "function": function} for name, function in tools]
+        self.put({"nonce": nonce, "program": program, "timeout_ms": 30000})
+        self.stdout = self.stderr = b""
+        self.published, self.places, rounds = [], [], []
+        end = time.monotonic() + seconds
+        while True:
+            frame = self.frame(nonce)
+            while self.published:
+                calls = self.published.pop(0)["calls"]
+                rounds.append(calls)
+                if answer is not None:
+                    self.put({"nonce": nonce, "answers": answer(calls)})
+            if frame is not None or self.events not in self.open:
+                break
+            if time.monotonic() > end:
+                self.kill()
+                raise TimeoutError(code, self.stdout, self.stderr)
+            self.pump(0.5)
+        told = frame is not None
+        if not told:
+            status = self.reap()
+            frame = {"exit": None if status is None else os.waitstatus_to_exitcode(status)}
+        self.drain(self.out)
+        self.drain(self.err)
+        return dict(frame, calls=rounds, done=told, stdout=self.stdout.decode("utf-8", "replace"), stderr=self.stderr.decode("utf-8", "replace"))
+
+    def put(self, request):
+        data = json.dumps(request).encode() + b"\n"
+        while data:
+            data = data[os.write(self.req, data) :]
 
     def reap(self):
         """The wait status. A zygote's fork is no child of ours: it has no pid here, and -1 would mean everybody."""
@@ -120,6 +156,7 @@ class Harness:
                 continue
             if frame.get("event") == "done":
                 return frame
+            self.places.append(frame.pop("at", None))
             self.published.append(frame)
         return None
 

@@ -184,8 +184,30 @@ class Python(Case):
         self.ok("sys.stdout.detach(); None")
         self.ok("print('again')", "again\n")
         self.ok("import os; os.close(1)")
-        self.fails("print('nowhere')", "OSError")
+        self.ok("print('again')", "again\n")
         self.ok("6 * 7", result="42")
+
+    def test_descriptors_of_streams_come_back(self):
+        self.ok("import os, sys, subprocess")
+        for code in (
+            "os.close(1); os.close(2)",
+            "os.close(1)\nprint('nowhere')",
+            "sys.stdout.close(); os.close(1)",
+            "for fd in (1, 2): os.dup2(os.open('/dev/null', os.O_WRONLY), fd)\nprint('nowhere')",
+            "r, w = os.pipe(); os.dup2(w, 1); os.dup2(1, 2)\nprint('nowhere')",
+            "os.dup2(2, 1)",
+        ):
+            self.h.call(code)
+            self.ok("print('out')\nsubprocess.call(['echo', 'child'])", "out\nchild\n", "0")
+            self.assertEqual(self.ok("print('err', file=sys.stderr)", "")["stderr"], "err\n")
+        # The spare ones are two, and no child's.
+        self.ok("subprocess.call('ls /proc/self/fd', shell=True)", "0\n1\n2\n3\n", "0")
+        self.ok("sorted(set(map(int, os.listdir('/proc/self/fd'))) & set(range(20, 100)))", result="[62, 63]")
+        # Whoever takes those away as well has no stream, and the next cell is answered all the same.
+        self.ok("os.closerange(60, 70); os.close(1)")
+        self.fails("print('nowhere')", "OSError")
+        self.ok("taken = [os.dup(0) for _ in range(80)]; os.fstat(62).st_rdev == os.fstat(0).st_rdev", result="True")
+        self.assertEqual(self.ok("6 * 7", result="42")["stdout"], "")
 
     def test_a_nonblocking_pipe_loses_nothing(self):
         got = self.ok("import os\nos.set_blocking(1, False); os.set_blocking(4, False); os.set_blocking(3, False)\nprint('x' * 1000000)")

@@ -72,6 +72,15 @@ class Cells:
         self.assertEqual(got["events"][0], {"event": "display", "data": {"text/plain": "1"}, "metadata": {}})
         self.assertEqual(got["events"][2], {"event": "result", "data": {"text/plain": "3"}, "metadata": {}})
 
+    def test_what_is_published_tells_its_place(self):
+        """What it follows of each stream: the interpreter's own bytes, and what lies in the pipe."""
+        self.h.open -= {self.h.out, self.h.err}  # nobody reads meanwhile
+        self.ok("import subprocess, sys\nprint('a')\ndisplay(1)\nprint('é')\nsubprocess.run(['echo', 'child'])\ndisplay(2)\nprint('e', file=sys.stderr)\n3")
+        self.assertEqual([place[:4] for place in self.h.places], [[2, 2, 0, 0], [5, 11, 0, 0], [5, 11, 2, 2]])
+        self.h.open |= {self.h.out, self.h.err}
+        self.ok("print('b')\ndisplay(1)")
+        self.assertEqual(self.h.places[0][:4:2], [2, 0], "counted anew")
+
     def test_names_updates_and_clearings(self):
         code = "from IPython.display import clear_output, update_display\nh = display('a', display_id='d')\nh.update('b')\nclear_output(wait=True)\nclear_output()"
         got = self.ok(code)
@@ -79,6 +88,49 @@ class Cells:
         self.assertEqual([frame.get("id") for frame in got["events"]], ["d", "d", None, None])
         self.assertEqual([frame.get("wait") for frame in got["events"]], [None, None, True, False])
         self.assertEqual(self.ok("update_display('c', display_id=5)")["events"][0]["id"], "5")
+
+    def test_descriptors_of_streams_come_back(self):
+        for code in ("import os\nos.close(1)", "os.close(2)", "os.dup2(os.open('/dev/null', os.O_WRONLY), 1)"):
+            self.ok(code)
+            self.assertEqual(self.ok("import subprocess, sys\nprint('out')\nsubprocess.call(['echo', 'child']);\nprint('err', file=sys.stderr)", stdout="out\nchild\n")["stderr"], "err\n")
+
+    def memory(self):
+        """KiB that the interpreter has, as a cell finds them."""
+        got = self.ok("next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmRSS'))")
+        return int(self.texts(got, "result")[0])
+
+    def test_what_was_printed_and_shown_is_let_go(self):
+        for code in (
+            "print('x' * 200_000)",
+            "import sys\nsys.stderr.write('e' * 200_000)",
+            "display({'text/plain': 'd' * 200_000}, raw=True)",
+            "class Shown:\n    def __repr__(self): return 'r' * 200_000\nShown()",
+            "raise ValueError('v' * 200_000)",
+        ):
+            for _ in range(5):
+                self.run_cell(code)
+            before = self.memory()
+            for _ in range(200):
+                self.run_cell(code)
+            # 40 MB went through; the texts of results are bounded, by 8 MB.
+            self.assertLess(self.memory() - before, 16_000, code)
+        before = self.memory()
+        self.ok("for n in range(200): print('x' * 200_000)")
+        self.assertLess(self.memory() - before, 8_000)
+        self.ok("41", "41")
+        self.ok("_ + 1, len(In) > 1000, Out[max(Out)]", "(42, True, 41)")
+
+    def test_the_code_of_the_latest_cells_is_kept(self):
+        self.ok("def early(): 1 / 0")
+        self.ok("early_names = lambda: list(get_ipython().compile._filename_map)")
+        self.assertIn("\x1b[36mearly", "\n".join(self.fails("early()", "ZeroDivisionError")["error"]["traceback"]))
+        for n in range(10):
+            self.ok("#%d %s" % (n, "x" * 1_000_000))
+        self.ok("def late(): 1 / 0")
+        got = self.ok("import linecache\nlen(early_names()), sum(linecache.cache[n][0] for n in early_names()) < 9_000_000")
+        self.assertEqual(self.texts(got, "result"), ["(9, True)"])
+        self.fails("early()", "ZeroDivisionError")
+        self.assertIn("Cell", "\n".join(self.fails("late()", "ZeroDivisionError")["error"]["traceback"]))
 
     def test_an_error_is_published_and_told(self):
         got = self.fails("print('before')\n1/0", "ZeroDivisionError", "division by zero")

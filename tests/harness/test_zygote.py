@@ -44,7 +44,7 @@ class Served(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.mkdtemp()
-        for name in ("harness.py", "kernel.py", "zygote.py"):
+        for name in ("harness.py", "kernel.py", "program.py", "zygote.py"):
             shutil.copy(os.path.join(TOP, "harness", name), cls.folder)
         target = os.path.join(cls.folder, "libcaisson.so")
         subprocess.run(["cc", "-shared", "-fPIC", "-o", target, os.path.join(HERE, "fake_caisson.c")], check=True)
@@ -94,6 +94,21 @@ class Zygote(Served):
         self.assertEqual(one.call("import ctypes; ctypes.CDLL(None).getenv(b'PYTHONMALLOC')")["result"], "0")
         one.close()
         two.close()
+
+    def test_forks_run_programs(self):
+        for profile in ("python", "python-data"):
+            channel, _ = self.serve(profile)
+            fork = Fork(channel)
+            code = "import sys, atexit, threading\natexit.register(print, 'at exit')\nthreading.Thread(target=print, args=('thread',)).start()\nprint(sys.argv, __name__)\nsys.exit(3)"
+            got = fork.program(code, args=["a"])
+            self.assertEqual((got["exit"], got["stderr"]), (3, ""), got)
+            self.assertEqual(sorted(got["stdout"].splitlines()), ["['main.py', 'a'] __main__", "at exit", "thread"])
+            fork.close()
+            fork = Fork(channel)
+            got = fork.program("import asyncio\nprint(await asyncio.gather(add(a=1), add(a=2)))\n1/0", tools=[("add", "add")], answer=lambda calls: [{"id": call["id"], "result": call["input"]["a"]} for call in calls])
+            self.assertEqual((got["exit"], got["stdout"], len(got["calls"])), (1, "[1, 2]\n", 1), got)
+            self.assertTrue(got["stderr"].startswith("Traceback (most recent call last):\n  File \"main.py\", line 3"), got)
+            fork.close()
 
     def test_no_two_forks_draw_the_same(self):
         channel, _ = self.serve("python")
