@@ -9,7 +9,7 @@ use crate::engine::Refusal;
 use crate::harness::interpreter::{Interpreter, SetupFailed};
 use crate::launcher::plan::{Account, LaunchPlan, Origin};
 use crate::launcher::posture::Hello;
-use crate::zygote::slots::{SlotStats, Slots};
+use crate::zygote::slots::{SlotStats, Slots, TakenFor};
 use crate::zygote::{self, Launch};
 
 /// Longest working directory, in bytes: what the Linux kernel takes as a path.
@@ -47,14 +47,19 @@ impl Native {
     }
 
     /// An interpreter that fits `plan`, started in `cwd`. Nothing of the guest's has run in it.
-    pub async fn obtain(&self, plan: LaunchPlan, cwd: Option<&str>) -> Result<Interpreter, Refusal> {
+    pub async fn obtain(
+        &self,
+        plan: LaunchPlan,
+        cwd: Option<&str>,
+        taken_for: TakenFor,
+    ) -> Result<Interpreter, Refusal> {
         if let Some(cwd) = cwd
             && (cwd.is_empty() || cwd.len() > CWD_BYTES_MAX || cwd.contains('\0'))
         {
             return Err(Refusal::NotADirectory { cwd: cwd.to_owned() });
         }
         let fits_a_slot = plan.origin == Origin::Warm && plan.account == Account(0) && plan.interpreter == 0;
-        let slot = if fits_a_slot { self.slots.take((plan.space, plan.profile)) } else { None };
+        let slot = if fits_a_slot { self.slots.take((plan.space, plan.profile), taken_for) } else { None };
         let interpreter = match slot {
             Some(interpreter) => interpreter,
             None => self.launch(plan).await?,
@@ -109,9 +114,9 @@ pub(crate) mod fake {
     use super::*;
     use crate::harness::fake::Fake;
     use crate::launcher::client::LaunchError;
-    use crate::launcher::plan::{Profile, Step};
+    use crate::launcher::plan::{Profile, SpaceId, Step};
     use crate::launcher::posture::{Posture, PostureReport, RuntimeReport};
-    use crate::zygote::{Launching, Opening};
+    use crate::zygote::{Deleting, Launching, Opening};
 
     pub(crate) fn hello() -> Hello {
         let runtime = |binary: &str| RuntimeReport {
@@ -125,6 +130,7 @@ pub(crate) mod fake {
             python: Some(runtime("python3")),
             node: Some(runtime("node")),
             kernels: Vec::new(),
+            toolchains: None,
             accounts: vec!["sandbox".to_owned(), "nobody".to_owned()],
             warm: vec![Profile::Python, Profile::PythonData],
             warnings: Vec::new(),
@@ -135,6 +141,7 @@ pub(crate) mod fake {
         hello: watch::Sender<Option<Arc<Hello>>>,
         gone: watch::Sender<u64>,
         pub(crate) plans: Mutex<Vec<LaunchPlan>>,
+        pub(crate) deleted: Mutex<Vec<SpaceId>>,
         pub(crate) attached: AtomicBool,
         pub(crate) broken: AtomicBool,
         launched: AtomicU64,
@@ -146,6 +153,7 @@ pub(crate) mod fake {
                 hello: watch::channel(Some(Arc::new(hello))).0,
                 gone: watch::channel(0).0,
                 plans: Mutex::default(),
+                deleted: Mutex::default(),
                 attached: AtomicBool::new(true),
                 broken: AtomicBool::new(false),
                 launched: AtomicU64::new(0),
@@ -183,6 +191,11 @@ pub(crate) mod fake {
 
         fn sandbox(&self, _: LaunchPlan) -> Opening<'_> {
             Box::pin(async { Err(LaunchError::Gone) })
+        }
+
+        fn delete_space(&self, space: SpaceId) -> Deleting<'_> {
+            self.deleted.lock().expect("no test panics here").push(space);
+            Box::pin(async { Ok(()) })
         }
 
         fn hello(&self) -> watch::Receiver<Option<Arc<Hello>>> {

@@ -11,6 +11,7 @@ use crate::engine::Refusal;
 use crate::harness::interpreter::{Cell, CellLimits, Interpreter, Provenance};
 use crate::harness::outcome::{CellOutcome, Stopped};
 use crate::launcher::plan::{End, LaunchPlan};
+use crate::zygote::slots::TakenFor;
 
 /// Waits for a cell. Dropped, it ends what it stands for.
 #[derive(Debug)]
@@ -111,7 +112,12 @@ impl Workers {
     }
 
     /// A worker of its own for somebody, started in `cwd`.
-    pub async fn obtain(&self, source: &Source, cwd: Option<&str>) -> Result<Worker, NotObtained> {
+    pub async fn obtain(
+        &self,
+        source: &Source,
+        cwd: Option<&str>,
+        taken_for: TakenFor,
+    ) -> Result<Worker, NotObtained> {
         let plan = match (source, &self.endpoint) {
             (Source::Local(plan), _) => Some(*plan),
             (Source::Remote { otherwise, .. }, None) => *otherwise,
@@ -134,7 +140,7 @@ impl Workers {
         let Some(plan) = plan else {
             return Err(NotObtained::Failed(EndpointError::Unreachable.to_string()));
         };
-        Ok(Worker::Local(self.native.obtain(plan, cwd).await?))
+        Ok(Worker::Local(self.native.obtain(plan, cwd, taken_for).await?))
     }
 }
 

@@ -26,12 +26,6 @@ const DISPLAYS_PER_ID_MAX: usize = 64;
 /// Most lines of a traceback that are read, from its end.
 const TRACEBACK_LINES_MAX: usize = 10_000;
 
-/// Most characters that a watcher is told of a cell. Updates and outputs that are cleared again cost the cell
-/// nothing, and the watcher's queue has no bound of its own.
-const WATCHED_CHARS_MAX: usize = 16 * 1024 * 1024;
-/// A piece counts for at least so many of them.
-const PIECE_CHARS_LEAST: usize = 64;
-
 /// Content of `stream`.
 #[derive(Deserialize)]
 struct StreamIn {
@@ -134,7 +128,7 @@ struct Feed {
 impl Feed {
     fn tell(&mut self, chars: usize, piece: impl FnOnce() -> Piece) {
         let Some(watcher) = &self.watcher else { return };
-        let Some(left) = self.chars_left.checked_sub(chars.max(PIECE_CHARS_LEAST)) else { return };
+        let Some(left) = self.chars_left.checked_sub(chars.max(Piece::CHARS_LEAST)) else { return };
         self.chars_left = left;
         if watcher.send(piece()).is_err() {
             self.watcher = None;
@@ -152,7 +146,7 @@ impl Feed {
 
 impl Collector {
     pub(super) fn new(chars_max: usize, execution_count: u64, watcher: Option<Watcher>) -> Collector {
-        let feed = Feed { watcher, chars_left: WATCHED_CHARS_MAX };
+        let feed = Feed { watcher, chars_left: Piece::CHARS_MAX };
         Collector::with_feed(chars_max, execution_count, feed)
     }
 
@@ -609,7 +603,7 @@ mod tests {
         messages.extend((0..50).map(|_| display("update_display_data", &text, "d")));
         watched(2_000_000, &messages, Some(watcher));
         let told = std::iter::from_fn(|| pieces.try_recv().ok()).count();
-        assert_eq!(told, WATCHED_CHARS_MAX / 1_000_019);
+        assert_eq!(told, Piece::CHARS_MAX / 1_000_019);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A run consumes the kernel and gives it back only when it can take another cell. Dropping a
-//! [`RemoteKernel`], also in the middle of a run, deletes it on the server.
+//! [`Kernel`], also in the middle of a run, deletes it on the server.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -31,8 +31,6 @@ use crate::backend::endpoint::watch::Watch;
 use crate::harness::interpreter::{Cell, CellLimits};
 use crate::harness::outcome::{CellOutcome, Ending, Lost, Stopped};
 
-/// How long a new kernel may take until it answers.
-const READY_MAX: Duration = Duration::from_secs(60);
 /// How long a fresh kernel may be silent before it is asked again. Servers lose requests that come while they
 /// connect themselves to the kernel; Jupyter's own clients ask again as well.
 const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(3);
@@ -139,9 +137,8 @@ async fn delete(rest: &Rest, id: &KernelId) {
 
 /// A kernel that waits for a cell.
 #[derive(Debug)]
-pub struct RemoteKernel {
+pub(super) struct Kernel {
     lease: Lease,
-    name: String,
     /// Ours; the server keeps for it what comes while the connection is away.
     session: String,
     form: Form,
@@ -150,52 +147,27 @@ pub struct RemoteKernel {
     idle: Option<Idle>,
 }
 
-/// A run that is over.
-#[derive(Debug)]
-pub struct RemoteRan {
-    pub outcome: RemoteOutcome,
-    /// Present when it can take another cell.
-    pub kernel: Option<RemoteKernel>,
-}
-
-impl RemoteKernel {
-    /// Waits until a fresh kernel answers, and moves it to `cwd`.
-    pub(super) async fn prepare(
-        lease: Lease,
-        name: &str,
-        cwd: Option<&str>,
-    ) -> Result<RemoteKernel, EndpointError> {
+impl Kernel {
+    /// Waits until a fresh kernel answers, for as long as that may take, and moves it to `cwd`.
+    pub(super) async fn prepare(lease: Lease, cwd: Option<&str>) -> Result<Kernel, EndpointError> {
         let session = Uuid::new_v4().simple().to_string();
-        let prepared = async {
-            let mut link =
-                Link::open(&lease.rest, &lease.id, &session).await.map_err(EndpointError::NotReady)?;
-            let info = first_answer(&mut link, &session).await?;
-            if let Some(cwd) = cwd {
-                change_directory(&mut link, &session, cwd).await?;
-            }
-            Ok((link, info.session))
-        };
-        let (link, process) = match timeout(READY_MAX, prepared).await {
-            Ok(prepared) => prepared?,
-            Err(_elapsed) => return Err(EndpointError::NotReady(RestError::Timeout(READY_MAX))),
-        };
-        let (name, form) = (name.to_owned(), link.form());
-        Ok(RemoteKernel { lease, name, session, form, process, idle: Some(Idle::new(link)) })
+        let mut link = Link::open(&lease.rest, &lease.id, &session).await.map_err(EndpointError::NotReady)?;
+        let info = first_answer(&mut link, &session).await?;
+        if let Some(cwd) = cwd {
+            change_directory(&mut link, &session, cwd).await?;
+        }
+        let (process, form) = (info.session, link.form());
+        Ok(Kernel { lease, session, form, process, idle: Some(Idle::new(link)) })
     }
 
-    /// Its kernel specification's name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The server's id of it, for the audit.
-    pub fn id(&self) -> &str {
+    /// The server's id of it.
+    pub(super) fn id(&self) -> &str {
         self.lease.id.as_str()
     }
 
     /// Whether it can take another cell. The server may have culled the kernel, or be gone itself; it is asked
     /// when the last cell is more than 5 seconds ago or the connection was lost since.
-    pub async fn is_alive(&self) -> bool {
+    pub(super) async fn is_alive(&self) -> bool {
         if self.idle.as_ref().is_some_and(Idle::is_fresh) {
             return true;
         }
@@ -203,20 +175,18 @@ impl RemoteKernel {
         matches!(state, Ok(KernelState::Idle | KernelState::Other))
     }
 
-    /// Deletes it and waits until the server has. Dropping it does the same behind the caller's back; see
-    /// [`super::Endpoint::settle`].
-    pub async fn shutdown(self) {
+    pub(super) async fn shutdown(self) {
         self.lease.release().await;
     }
 
-    /// Runs one cell. `stop` ends it early and the kernel with it. The cell's time begins when its request
-    /// has been sent; what comes before has limits of its own.
-    pub async fn run(
+    /// Runs one cell; with its outcome the kernel, when that can take another one. `stop` ends it early and the kernel
+    /// with it. The cell's time begins when its request has been sent; what comes before has limits of its own.
+    pub(super) async fn run(
         mut self,
         cell: Cell<'_>,
         limits: &CellLimits,
         stop: &mut watch::Receiver<Option<Stopped>>,
-    ) -> RemoteRan {
+    ) -> (RemoteOutcome, Option<Kernel>) {
         let mut talk =
             Talk::new(Collector::new(limits.output_chars_max, cell.execution_count, cell.watcher.cloned()));
         let ending = tokio::select! {
@@ -231,7 +201,7 @@ impl RemoteKernel {
         let outcome = RemoteOutcome { cell, msg_id: talk.id, names_lost };
         self.process = talk.process.unwrap_or(self.process);
         self.idle = talk.link.map(Idle::new);
-        RemoteRan { outcome, kernel: ending.leaves_interpreter().then_some(self) }
+        (outcome, ending.leaves_interpreter().then_some(self))
     }
 
     async fn converse(&mut self, talk: &mut Talk, cell: Cell<'_>, limits: &CellLimits) -> Ending {
@@ -492,7 +462,7 @@ async fn until(when: Option<Instant>) {
     }
 }
 
-async fn until_stopped(stop: &mut watch::Receiver<Option<Stopped>>) -> Stopped {
+pub(super) async fn until_stopped(stop: &mut watch::Receiver<Option<Stopped>>) -> Stopped {
     let stopped = stop.wait_for(Option::is_some).await.ok().and_then(|stopped| *stopped);
     match stopped {
         Some(stopped) => stopped,

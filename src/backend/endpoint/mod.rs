@@ -6,19 +6,22 @@
 //! an error of the start or of the execution.
 #![forbid(unsafe_code)]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::EndpointConfig;
 
 mod collect;
+mod coming;
 mod kernel;
 mod link;
 mod message;
 mod outcome;
 mod rest;
+mod standing;
 mod watch;
 
 #[cfg(test)]
@@ -28,17 +31,17 @@ mod real;
 #[cfg(test)]
 mod tests;
 
-pub use kernel::{RemoteKernel, RemoteRan};
+pub use coming::{RemoteKernel, RemoteRan};
 pub use outcome::RemoteOutcome;
 pub use rest::RestError;
 
-use kernel::Lease;
+use coming::Coming;
+use kernel::{Kernel, Lease};
 use rest::Rest;
+use standing::{Look, Standing};
 
-/// How long a look at a server that answered is believed.
-const REACHABLE_FOR: Duration = Duration::from_secs(30);
-/// How long a look at one that did not is.
-const UNREACHABLE_FOR: Duration = Duration::from_secs(5);
+/// How long a new kernel may take until it answers, whatever its first cell may take.
+const READY_MAX: Duration = Duration::from_secs(30);
 /// Longest working directory, in bytes: what the Linux kernel takes as a path.
 const CWD_BYTES_MAX: usize = 4095;
 
@@ -58,17 +61,11 @@ pub enum EndpointError {
     NotReady(#[source] RestError),
 }
 
-/// The last look at the server.
-#[derive(Clone, Debug)]
-struct Look {
-    at: Instant,
-    /// Default first; none when it did not answer or has none for Python.
-    kernels: Vec<String>,
-}
-
-impl Look {
-    fn is_fresh(&self) -> bool {
-        self.at.elapsed() < if self.kernels.is_empty() { UNREACHABLE_FOR } else { REACHABLE_FOR }
+impl EndpointError {
+    /// Whether there was no server to start anything. A connection that was never there started nothing; after any other
+    /// failure a kernel may be.
+    fn is_absence(&self) -> bool {
+        matches!(self, EndpointError::Start(RestError::Connect(_) | RestError::ConnectTimeout))
     }
 }
 
@@ -76,7 +73,7 @@ impl Look {
 #[derive(Debug)]
 pub struct Endpoint {
     rest: Arc<Rest>,
-    look: Mutex<Option<Look>>,
+    standing: Arc<Standing>,
     /// One looks, the others wait for what it sees.
     looking: tokio::sync::Mutex<()>,
 }
@@ -85,7 +82,7 @@ impl Endpoint {
     pub fn new(config: EndpointConfig) -> Endpoint {
         Endpoint {
             rest: Arc::new(Rest::new(config)),
-            look: Mutex::default(),
+            standing: Arc::default(),
             looking: tokio::sync::Mutex::default(),
         }
     }
@@ -102,13 +99,17 @@ impl Endpoint {
     }
 
     /// The names of its Python kernels, default first; none while it cannot be used. Looks at the server only
-    /// when the last look is old: 30 s when it answered, 5 s when it did not.
+    /// when the last look is old: 30 s when it answered, 5 s when it did not. None either while its new kernels do not
+    /// get ready.
     pub async fn kernels(&self) -> Vec<String> {
-        if let Some(look) = self.last_look().filter(Look::is_fresh) {
+        if self.standing.is_shunned() {
+            return Vec::new();
+        }
+        if let Some(look) = self.standing.last_look().filter(Look::is_fresh) {
             return look.kernels;
         }
         let _alone = self.looking.lock().await;
-        match self.last_look().filter(Look::is_fresh) {
+        match self.standing.last_look().filter(Look::is_fresh) {
             Some(look) => look.kernels,
             None => self.look_now().await,
         }
@@ -116,11 +117,13 @@ impl Endpoint {
 
     /// What the last look saw, without waiting.
     pub fn kernels_seen(&self) -> Vec<String> {
-        self.last_look().map(|look| look.kernels).unwrap_or_default()
+        let look = self.standing.last_look().filter(|_| !self.standing.is_shunned());
+        look.map(|look| look.kernels).unwrap_or_default()
     }
 
-    /// Starts a kernel, the default when none is named, and waits until it answers. `cwd` is a directory where
-    /// the server runs; `None` is the server's own.
+    /// Starts a kernel, the default when none is named. `cwd` is a directory where the server runs, `None` the server's
+    /// own. With a directory the kernel is ready, and there, when this returns; else it may still be on its way, and its
+    /// first cell waits for it.
     pub async fn start(
         &self,
         kernel_name: Option<&str>,
@@ -137,20 +140,35 @@ impl Endpoint {
         {
             return Err(EndpointError::NotADirectory { cwd: cwd.to_owned() });
         }
-        let lease = Lease::start(&self.rest, name).await.map_err(|error| self.not_started(error))?;
-        RemoteKernel::prepare(lease, name, cwd).await.inspect_err(|error| self.log(error))
+        let coming = self.send_for(name, cwd);
+        match cwd {
+            Some(_) => coming.kernel().ready().await,
+            None => coming.hand_out().await,
+        }
     }
 
-    fn not_started(&self, error: RestError) -> EndpointError {
-        // A connection that was never there started nothing; after any other failure a kernel may be.
-        let absent = matches!(error, RestError::Connect(_) | RestError::ConnectTimeout);
-        let error = EndpointError::Start(error);
-        self.log(&error);
-        if absent {
-            self.see(Vec::new());
-            return EndpointError::Unreachable;
-        }
-        error
+    fn send_for(&self, name: &str, cwd: Option<&str>) -> Coming {
+        let (rest, standing) = (Arc::clone(&self.rest), Arc::clone(&self.standing));
+        let (spec, cwd) = (name.to_owned(), cwd.map(str::to_owned));
+        let task = tokio::spawn(async move {
+            let getting_ready = async {
+                let lease = Lease::start(&rest, &spec).await.map_err(EndpointError::Start)?;
+                Kernel::prepare(lease, cwd.as_deref()).await
+            };
+            let got = timeout(READY_MAX, getting_ready).await;
+            let got = got.unwrap_or(Err(EndpointError::NotReady(RestError::Timeout(READY_MAX))));
+            if let Err(error) = &got {
+                let source = std::error::Error::source(error).map(ToString::to_string);
+                tracing::warn!(endpoint = rest.config().shown(), %error, source, "a kernel could not be had");
+            }
+            standing.note_start(got.as_ref().map(drop));
+            match got {
+                Err(error) if error.is_absence() => Err(EndpointError::Unreachable),
+                got => got,
+            }
+        });
+        let (task, standing) = (AbortOnDropHandle::new(task), Arc::clone(&self.standing));
+        Coming { name: name.to_owned(), since: Instant::now(), task, standing }
     }
 
     /// Waits until the server has deleted the kernels that were dropped, for a last time: the end of the
@@ -176,28 +194,14 @@ impl Endpoint {
             Ok(kernels) => kernels,
             Err(error) => {
                 // Said once and not every few seconds.
-                if self.last_look().is_none_or(|look| !look.kernels.is_empty()) {
+                if self.standing.last_look().is_none_or(|look| !look.kernels.is_empty()) {
                     let source = std::error::Error::source(&error).map(ToString::to_string);
                     tracing::warn!(endpoint = self.shown(), %error, source, "the Jupyter server cannot be used");
                 }
                 Vec::new()
             }
         };
-        self.see(kernels.clone());
+        self.standing.see(kernels.clone());
         kernels
-    }
-
-    fn log(&self, error: &EndpointError) {
-        let source = std::error::Error::source(error).map(ToString::to_string);
-        tracing::warn!(endpoint = self.shown(), %error, source, "a kernel could not be had");
-    }
-
-    fn last_look(&self) -> Option<Look> {
-        self.look.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn see(&self, kernels: Vec<String>) {
-        *self.look.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(Look { at: Instant::now(), kernels });
     }
 }

@@ -19,6 +19,7 @@ const SETTING: &str = "CAISSON_TEST_JUPYTER_URL";
 const CHARS_MAX: usize = 2_000_000;
 const LIMITS: CellLimits = CellLimits {
     output_chars_max: CHARS_MAX,
+    stream_bytes_max: None,
     grace: Duration::from_secs(5),
     interrupt_grace: Duration::from_secs(2),
     memory_mib_max: 512,
@@ -30,7 +31,8 @@ fn config() -> EndpointConfig {
 }
 
 async fn kernel(endpoint: &Endpoint) -> RemoteKernel {
-    endpoint.start(None, None).await.expect("the server starts kernels")
+    let kernel = endpoint.start(None, None).await.expect("the server starts kernels");
+    kernel.ready().await.expect("it gets ready")
 }
 
 /// Leaves nothing on the server.
@@ -45,7 +47,7 @@ async fn run(kernel: RemoteKernel, code: &str) -> RemoteRan {
 
 async fn run_for(kernel: RemoteKernel, code: &str, limit: Duration) -> RemoteRan {
     let (_open, mut stop) = watch::channel(None);
-    let cell = Cell { code, timeout: limit, execution_count: 5, watcher: None };
+    let cell = Cell { code, timeout: limit, execution_count: 5, watcher: None, argv: None };
     kernel.run(cell, &LIMITS, &mut stop).await
 }
 
@@ -85,7 +87,7 @@ async fn exists(endpoint: &Endpoint, kernel: &str) -> bool {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn names_stay_from_cell_to_cell_and_streams_are_told_apart() {
     let outcome = cells(&["x = 20", "import sys\nprint('out')\nprint('err', file=sys.stderr)\nx + 1"]).await;
     assert_eq!(outcome.ending, Ending::Completed);
@@ -98,7 +100,7 @@ async fn names_stay_from_cell_to_cell_and_streams_are_told_apart() {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn rich_outputs_come_as_they_are() {
     let outcome = cells(&[
         "%matplotlib inline\nimport pandas as pd, matplotlib.pyplot as plt",
@@ -113,7 +115,7 @@ async fn rich_outputs_come_as_they_are() {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn updates_and_clearing_leave_what_a_notebook_shows() {
     let outcome = cells(&["from IPython.display import display, clear_output\n\
         print('gone')\nclear_output()\nh = display('a', display_id=True)\nprint('kept')\nh.update('b')"])
@@ -127,7 +129,7 @@ async fn updates_and_clearing_leave_what_a_notebook_shows() {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn exceptions_are_errors_and_a_cell_may_follow_at_once() {
     let outcome = cells(&["1/0", "{}['missing']"]).await;
     assert_eq!(outcome.ending, Ending::Raised);
@@ -138,7 +140,7 @@ async fn exceptions_are_errors_and_a_cell_may_follow_at_once() {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn text_of_every_kind_arrives() {
     let outcome = cells(&["print('ä😀\\x00\\x1b[0m')\nprint('a\\udc80b')"]).await;
     assert!(outcome.stream(Stream::Stdout).starts_with("ä😀\0\u{1b}[0m\n"), "{outcome:?}");
@@ -151,7 +153,7 @@ async fn text_of_every_kind_arrives() {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_cell_over_its_time_is_interrupted_and_names_stay() {
     let endpoint = Endpoint::new(config());
     let ran = run(kernel(&endpoint).await, "x = 41").await;
@@ -167,11 +169,11 @@ async fn a_cell_over_its_time_is_interrupted_and_names_stay() {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_kernel_that_ignores_the_interrupt_is_deleted() {
     let endpoint = Endpoint::new(config());
-    let kernel = endpoint.start(None, None).await.expect("a kernel");
-    let id = kernel.id().to_owned();
+    let kernel = kernel(&endpoint).await;
+    let id = kernel.id().expect("it is ready").to_owned();
     assert!(exists(&endpoint, &id).await, "control");
     let code =
         "import time\nwhile True:\n  try:\n    while True: time.sleep(0.1)\n  except BaseException: pass";
@@ -185,7 +187,7 @@ async fn a_kernel_that_ignores_the_interrupt_is_deleted() {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_process_that_ends_is_noticed_within_seconds() {
     let endpoint = Endpoint::new(config());
     let started = Instant::now();
@@ -197,7 +199,7 @@ async fn a_process_that_ends_is_noticed_within_seconds() {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_process_that_ends_between_two_cells_has_lost_the_names() {
     let endpoint = Endpoint::new(config());
     let code = "import os, threading\nx = 1\nthreading.Timer(0.3, os._exit, (1,)).start()";
@@ -214,13 +216,14 @@ async fn a_process_that_ends_between_two_cells_has_lost_the_names() {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_kernel_that_somebody_else_deleted_is_not_alive() {
     let endpoint = Endpoint::new(config());
     let ran = run(kernel(&endpoint).await, "x = 1").await;
     let kernel = ran.kernel.expect("it goes on");
     assert!(kernel.is_alive().await, "control");
-    let id = rest::KernelId::parse(kernel.id().to_owned()).expect("an id of the server's");
+    let id =
+        rest::KernelId::parse(kernel.id().expect("it is ready").to_owned()).expect("an id of the server's");
     endpoint.rest.delete(&id).await.expect("the server deletes it");
     sleep(Duration::from_secs(6)).await;
     assert!(!kernel.is_alive().await);
@@ -229,17 +232,18 @@ async fn a_kernel_that_somebody_else_deleted_is_not_alive() {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_stop_ends_a_cell_and_its_kernel() {
     let endpoint = Endpoint::new(config());
-    let kernel = endpoint.start(None, None).await.expect("a kernel");
-    let id = kernel.id().to_owned();
+    let kernel = kernel(&endpoint).await;
+    let id = kernel.id().expect("it is ready").to_owned();
     let (sender, mut stop) = watch::channel(None);
     let cell = Cell {
         code: "import time; time.sleep(60)",
         timeout: Duration::from_secs(90),
         execution_count: 1,
         watcher: None,
+        argv: None,
     };
     let stopping = async {
         sleep(Duration::from_millis(500)).await;
@@ -252,7 +256,7 @@ async fn a_stop_ends_a_cell_and_its_kernel() {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_working_directory_is_where_the_cells_run() {
     let endpoint = Endpoint::new(config());
     let kernel = endpoint.start(None, Some("/usr/lib")).await.expect("a directory");
@@ -264,7 +268,7 @@ async fn a_working_directory_is_where_the_cells_run() {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn large_outputs_are_cut_by_us_or_by_the_server() {
     let outcome = cells(&["print('x' * 3_000_000)"]).await;
     assert_eq!(outcome.ending, Ending::Completed);
@@ -279,7 +283,7 @@ async fn large_outputs_are_cut_by_us_or_by_the_server() {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_token_that_is_wrong_is_noticed_by_the_probe() {
     let right = config();
     assert!(Endpoint::new(right.clone()).probe().await, "control");
@@ -333,7 +337,7 @@ async fn cut_in_a_cell(away: Duration) -> (Endpoint, RemoteRan) {
 }
 
 #[tokio::test]
-#[ignore = "needs a Jupyter server"]
+#[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_connection_cut_in_a_cell_loses_nothing() {
     // Back before the cell ends, and after.
     for away in [Duration::ZERO, Duration::from_millis(2500)] {

@@ -22,7 +22,8 @@ use crate::config::EndpointConfig;
 pub(super) const CONNECT_MAX: Duration = Duration::from_secs(3);
 /// How long an exchange may take that changes little on the server.
 pub(super) const REQUEST_MAX: Duration = Duration::from_secs(10);
-/// How long the server may take to start the process of a kernel.
+/// How long the server may take to start the process of a kernel. Nobody waits for so long; one that comes late is known
+/// by then, and deleted.
 const KERNEL_START_MAX: Duration = Duration::from_secs(60);
 /// How long a look at the server may take.
 const PROBE_MAX: Duration = Duration::from_secs(2);

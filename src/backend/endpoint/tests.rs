@@ -1,3 +1,4 @@
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use crate::harness::outcome::{Ending, Lost, Stopped};
 const CHARS_MAX: usize = 2_000_000;
 const LIMITS: CellLimits = CellLimits {
     output_chars_max: CHARS_MAX,
+    stream_bytes_max: None,
     grace: Duration::from_secs(5),
     interrupt_grace: Duration::from_secs(2),
     memory_mib_max: 512,
@@ -28,7 +30,7 @@ const INTERRUPTED: &str = "POST /api/kernels/k-1/interrupt";
 const LOOKED: &str = "GET /api/kernelspecs";
 
 fn cell(code: &str, timeout: Duration) -> Cell<'_> {
-    Cell { code, timeout, execution_count: 7, watcher: None }
+    Cell { code, timeout, execution_count: 7, watcher: None, argv: None }
 }
 
 async fn kernel(endpoint: &Endpoint) -> RemoteKernel {
@@ -769,6 +771,95 @@ async fn a_kernel_that_cannot_be_spoken_to_is_an_error_of_the_start_and_deleted(
     fake.has_seen(DELETED).await;
 }
 
+/// Answers everything but what would make its kernels ready.
+fn never_ready() -> Script {
+    Script::requests(|request| match request.ends_with("/channels") {
+        true => Answer::Silence,
+        false => Answer::Honest,
+    })
+}
+
+#[tokio::test]
+async fn a_kernel_that_never_gets_ready_is_waited_for_as_long_as_its_cell_may_take() {
+    for (what, script) in [
+        ("no channels", never_ready()),
+        (
+            "no start",
+            Script::requests(|request| match request {
+                "POST /api/kernels" => Answer::Silence,
+                _ => Answer::Honest,
+            }),
+        ),
+    ] {
+        let (fake, endpoint) = Fake::start(script).await;
+        let started = Instant::now();
+        let ran = run_for(kernel(&endpoint).await, "1", Duration::from_secs(2)).await;
+        let took = started.elapsed();
+        assert!(took > Duration::from_millis(1900) && took < Duration::from_secs(4), "{what}: {took:?}");
+        assert_eq!(ran.outcome.cell.ending.status(), Status::Error, "{what}");
+        let why = "a new kernel of the Jupyter server did not get ready";
+        assert_eq!(errors(&ran), [("ProcessError", why)], "{what}");
+        assert!(ran.kernel.is_none());
+        if what == "no channels" {
+            fake.has_seen(DELETED).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_kernel_on_its_way_gets_ready_for_its_first_cell() {
+    let script = Script::cells(echo).with_connections(|wire, _| async move {
+        sleep(Duration::from_millis(1500)).await;
+        Some(wire)
+    });
+    let (_fake, endpoint) = Fake::start(script).await;
+    let kernel = kernel(&endpoint).await;
+    assert_eq!((kernel.name(), kernel.id()), ("python3", None), "it is not there yet");
+    let ran = run_for(kernel, "here", Duration::from_secs(5)).await;
+    assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "here", "{:?}", ran.outcome);
+    assert_eq!(ran.kernel.expect("it goes on").id(), Some("k-1"));
+    assert!(!endpoint.kernels_seen().is_empty());
+}
+
+#[tokio::test]
+async fn a_cell_that_is_stopped_waits_for_no_kernel() {
+    let (fake, endpoint) = Fake::start(never_ready()).await;
+    let kernel = kernel(&endpoint).await;
+    let (_open, mut stop) = watch::channel(Some(Stopped::SessionDeleted));
+    let ran = kernel.run(cell("1", Duration::from_secs(60)), &LIMITS, &mut stop);
+    let ran = timeout(Duration::from_secs(1), ran).await.expect("at once");
+    assert_eq!(ran.outcome.cell.ending, Ending::Stopped(Stopped::SessionDeleted));
+    fake.has_seen(DELETED).await;
+}
+
+#[tokio::test]
+async fn a_server_whose_kernels_do_not_get_ready_counts_as_absent_for_a_while() {
+    let (fake, endpoint) = Fake::start(never_ready()).await;
+    for _ in 0..standing::FAILURES_MAX {
+        assert_eq!(endpoint.kernels().await, ["python3", "a-python"]);
+        let ran = run_for(kernel(&endpoint).await, "1", Duration::from_secs(1)).await;
+        assert_eq!(errors(&ran).len(), 1);
+    }
+    assert_eq!(endpoint.kernels().await, Vec::<String>::new());
+    assert_eq!(endpoint.kernels_seen(), Vec::<String>::new());
+    let starts = fake.count("POST /api/kernels");
+    assert!(matches!(endpoint.start(None, None).await, Err(EndpointError::Unreachable)));
+    assert_eq!(fake.count("POST /api/kernels"), starts, "nothing is asked of it");
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_to_start_kernels_is_asked_again() {
+    let (_fake, endpoint) = Fake::start(Script::requests(|request| match request {
+        "POST /api/kernels" => Answer::Json(500, json!({"message": "no room"})),
+        _ => Answer::Honest,
+    }))
+    .await;
+    for _ in 0..=standing::FAILURES_MAX {
+        let error = endpoint.start(None, None).await.expect_err("no room");
+        assert!(matches!(error, EndpointError::Start(RestError::Status(500))), "{error:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_first_request_that_a_server_loses_is_made_again() {
     let script = Script::cells(echo).with_connections(|mut wire, _| async move {
@@ -793,13 +884,4 @@ async fn a_server_that_comes_back_is_found_again() {
     assert_eq!(fake.count(LOOKED), 0);
     assert!(endpoint.probe().await);
     assert_eq!(endpoint.kernels().await, ["python3", "a-python"]);
-}
-
-#[test]
-fn a_look_at_a_server_that_answered_is_believed_longer() {
-    let at = Instant::now() - UNREACHABLE_FOR;
-    assert!(!Look { at, kernels: Vec::new() }.is_fresh());
-    assert!(Look { at, kernels: vec!["python3".to_owned()] }.is_fresh());
-    let at = Instant::now() - REACHABLE_FOR;
-    assert!(!Look { at, kernels: vec!["python3".to_owned()] }.is_fresh());
 }
