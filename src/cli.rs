@@ -27,6 +27,7 @@ Examples:
   caisson serve --config /etc/caisson.toml
   caisson run --lang js hello.js                one cell, confined, without a server
   echo 'print(1)' | caisson run -
+  caisson mcp                                   for Claude Desktop and its like; see docs/mcp.md
   caisson doctor                                what this host can enforce, and what to grant
   caisson config --template > caisson.toml
 
@@ -47,7 +48,7 @@ Exit codes:
   3  the host enforces less isolation than required
   4  an address could not be bound";
 
-/// Runs Python and JavaScript from strangers, confined by the Linux kernel.
+/// Runs Python, JavaScript and other languages from strangers, confined by the Linux kernel.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "caisson", version, after_help = AFTER_HELP, max_term_width = 110)]
 pub struct Cli {
@@ -61,6 +62,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// Run one file as a cell, confined as the server would, and print what it printed.
     Run(RunArgs),
+    /// Serve the Model Context Protocol on standard input and output, for the one client that started it.
+    Mcp(McpArgs),
     /// Show which layers of isolation this host enforces, and what to grant for the others.
     Doctor(DoctorArgs),
     /// Show every setting, its value and where it came from.
@@ -124,6 +127,22 @@ pub struct RunArgs {
     /// The program, or `-` for standard input.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
+}
+
+#[derive(Args, Clone, Debug, Default)]
+pub struct McpArgs {
+    /// Settings file (TOML). `caisson config --template` prints one.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Refuse to start below this posture.
+    #[arg(long, value_name = "POSTURE", value_parser = ["full", "root", "userns", "uid", "process"])]
+    pub require_isolation: Option<String>,
+}
+
+impl McpArgs {
+    pub fn flags(&self) -> Flags {
+        Flags { require_isolation: self.require_isolation.clone(), ..Flags::default() }
+    }
 }
 
 impl RunArgs {

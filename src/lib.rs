@@ -14,9 +14,13 @@ pub mod engine;
 pub mod files;
 pub mod harness;
 pub mod inside;
+pub mod languages;
+pub mod objects;
+pub mod runs;
 pub mod session;
 pub mod store;
 pub mod tenant;
+pub mod workspace;
 pub mod zygote;
 
 pub mod launcher;

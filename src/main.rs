@@ -2,23 +2,26 @@
 
 use std::io::Read;
 use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use caisson::cli::{
-    BenchForkArgs, Cli, Command, ConfigArgs, DoctorArgs, InternalArgs, Lang, RunArgs, ServeArgs, exit,
+    BenchForkArgs, Cli, Command, ConfigArgs, DoctorArgs, InternalArgs, Lang, McpArgs, RunArgs, ServeArgs,
+    exit,
 };
 use caisson::config::{Config, FileText, Flags, Layers, Surroundings};
 use caisson::daemon::{self, DaemonStart};
 use caisson::engine::Language;
 use caisson::launcher::posture::{Posture, Shape};
 use caisson::launcher::rules::Rules;
+use caisson::launcher::settings::{Settings, ViewSettings};
 use caisson::launcher::start;
 use caisson::launcher::{cgroup, guest};
 use caisson::supervisor::stages::{self, Account, LauncherStart};
 use caisson::supervisor::{self, ServeError, Supervisor};
-use caisson::{config, doctor, inside, run, sys, telemetry};
+use caisson::{config, doctor, inside, policy, run, sys, telemetry};
 use clap::Parser;
 
 fn main() -> ExitCode {
@@ -30,6 +33,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(args) => serve(&args),
         Command::Run(args) => run_one(&args),
+        Command::Mcp(args) => serve_mcp(&args),
         Command::Doctor(args) => examine(&args),
         Command::Config(args) => show_config(&args),
         Command::BenchFork(args) => bench_fork(&args),
@@ -101,21 +105,39 @@ fn serve(args: &ServeArgs) -> Result<u8, Failed> {
         let bound = TcpListener::bind(address).with_context(|| format!("failed to listen on {address}"));
         listeners.push(with_code(bound, exit::BIND)?);
     }
+    supervise(config, settings, listeners.into_iter().map(OwnedFd::from).collect(), false)
+}
+
+/// Starts launcher and daemon, and stays until they have ended.
+fn supervise(
+    config: Config,
+    mut settings: Settings,
+    descriptors: Vec<OwnedFd>,
+    one_client: bool,
+) -> Result<u8, Failed> {
+    let policies = policy::load(config.policies_dir.as_deref());
+    let languages = with_code(policies.map_err(anyhow::Error::from), exit::USAGE)?.languages;
     let root = nix::unistd::geteuid().is_root();
     let account = root.then(|| Account::of(&config.service_user));
     stages::make_folders(&config.data_dir, account)
         .with_context(|| format!("failed to make the data directory {}", config.data_dir.display()))?;
     let daemon_dir = config.data_dir.join("daemon");
+    let (uid, gid) = account.map_or((settings.uid, settings.gid), |account| (account.uid, account.gid));
+    settings.views = Some(ViewSettings { dir: daemon_dir.join("views"), uid, gid });
+    let log = config.log_level.clone();
     let start = DaemonStart {
         dir: stages::daemon_dir(&daemon_dir, &settings),
         account: nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten().map(|user| user.name),
-        config: config.clone(),
+        config,
+        languages,
+        one_client,
     };
     let supervisor = Supervisor {
-        listeners,
+        descriptors,
+        ends_with_daemon: one_client,
         settings,
         daemon_config: serde_json::to_vec(&start)?,
-        log: config.log_level.clone(),
+        log,
         account,
         daemon_dir,
     };
@@ -125,6 +147,34 @@ fn serve(args: &ServeArgs) -> Result<u8, Failed> {
         Err(error @ ServeError::Isolation) => Err(Failed { code: exit::ISOLATION, error: error.into() }),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Serves the one client that started us, with everything below it our own and in a folder that goes with us.
+fn serve_mcp(args: &McpArgs) -> Result<u8, Failed> {
+    let ends = take_stdio().context("failed to take over standard input and output")?;
+    let (mut config, _) = load(&args.flags(), args.config.as_deref())?;
+    telemetry::init(&config.log_level, config.log_format)?;
+    // Whoever started us is the tenant, and nothing of a daemon's that may run here is touched.
+    config.api_keys.clear();
+    config.librechat.jwt.keys.clear();
+    config.listen.clear();
+    config.uploads_dir = None;
+    let scratch = Scratch::new()?;
+    config.data_dir.clone_from(&scratch.0);
+    let mut settings = supervisor::resolve::settings(&config, &search_path());
+    settings.no_namespaces = stages::try_namespaces(&settings)?;
+    with_code(Rules::load(&settings, 0, Shape::UserNamespace).map_err(anyhow::Error::from), exit::USAGE)?;
+    supervise(config, settings, ends.into(), true)
+}
+
+/// Standard input and output as they were given. From here on nothing of ours, and no sandbox, has them as such: what is
+/// printed by mistake goes to standard error and not between messages.
+fn take_stdio() -> std::io::Result<[OwnedFd; 2]> {
+    let input = std::io::stdin().as_fd().try_clone_to_owned()?;
+    let output = std::io::stdout().as_fd().try_clone_to_owned()?;
+    rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
+    rustix::stdio::dup2_stdout(std::io::stderr().as_fd())?;
+    Ok([input, output])
 }
 
 fn run_one(args: &RunArgs) -> Result<u8, Failed> {
@@ -140,6 +190,7 @@ fn run_one(args: &RunArgs) -> Result<u8, Failed> {
     let scratch = Scratch::new()?;
     let mut settings = supervisor::resolve::settings(&config, &search_path());
     settings.state_dir = scratch.0.join("launcher");
+    settings.spaces_under = None;
     stages::make_folders(&scratch.0, None)?;
     let language = match args.lang() {
         Lang::Py => Language::Python,
@@ -157,6 +208,7 @@ fn examine(args: &DoctorArgs) -> Result<u8, Failed> {
     let scratch = Scratch::new()?;
     let mut settings = supervisor::resolve::settings(&config, &search_path());
     settings.state_dir = scratch.0.join("launcher");
+    settings.spaces_under = None;
     stages::make_folders(&scratch.0, None)?;
     let _aside = cgroup::step_aside();
     let hello = run::measure(&settings)?;
@@ -183,7 +235,7 @@ fn show_config(args: &ConfigArgs) -> Result<u8, Failed> {
             .collect();
         format!("{}\n", serde_json::to_string_pretty(&rows)?)
     } else {
-        rows.iter().map(|row| format!("{:28} {:32} {}\n", row.key, row.value, row.source)).collect()
+        rows.iter().map(|row| format!("{:36} {:32} {}\n", row.key, row.value, row.source)).collect()
     });
     Ok(exit::OK)
 }
@@ -238,7 +290,7 @@ fn daemon_stage(args: &InternalArgs) -> Result<u8, Failed> {
     let (control, memory) = inherited.next().zip(inherited.next()).expect("two were asked for");
     let start: DaemonStart = serde_json::from_slice(&stages::read_memory(memory)?)?;
     telemetry::init(&start.config.log_level, start.config.log_format)?;
-    daemon::run(start, control, inherited.map(TcpListener::from).collect())?;
+    daemon::run(start, control, inherited.collect())?;
     Ok(exit::OK)
 }
 

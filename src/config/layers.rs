@@ -10,8 +10,16 @@ use super::raw::{Raw, RawLayer};
 use super::{Config, ConfigError, EndpointConfig, value};
 
 /// Keys whose values are secrets: never printed, never in an error.
-const SECRETS: [&str; 5] =
-    ["api_key", "sandbox_api_key", "code_interpreter_api_key", "api_keys", "jupyter_token"];
+const SECRETS: [&str; 7] = [
+    "api_key",
+    "sandbox_api_key",
+    "code_interpreter_api_key",
+    "api_keys",
+    "jupyter_token",
+    // Public, unless somebody takes one for the other.
+    "jwt.public_key",
+    "jwt.jwks_json",
+];
 
 /// What the command line said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -170,6 +178,7 @@ fn resolved_defaults(config: &Config) -> Table {
     Table::from_iter([
         ("listen".to_owned(), Value::Array(listen)),
         ("data_dir".to_owned(), text(&config.data_dir)),
+        ("log_level".to_owned(), Value::String(config.log_level.clone())),
         ("python_env".to_owned(), text(&config.python_env)),
         ("require_isolation".to_owned(), Value::String(config.require_isolation.name().to_owned())),
     ])

@@ -11,8 +11,13 @@ use serde::{Deserialize, Serialize};
 use crate::launcher::posture::Posture;
 
 mod endpoint;
+mod flag;
+mod jwt;
 mod keys;
 mod layers;
+mod librechat;
+#[cfg(test)]
+mod librechat_tests;
 mod raw;
 mod resolve;
 #[cfg(test)]
@@ -20,8 +25,10 @@ mod tests;
 mod value;
 
 pub use endpoint::EndpointConfig;
+pub use jwt::{JwtAlgorithm, JwtConfig, JwtKey, PublicKey};
 pub use keys::{ApiKey, DEFAULT_TENANT, KeyDigest};
 pub use layers::{Effective, FileText, Flags, Layers, Source, effective, template};
+pub use librechat::{ANY_ORIGIN, LibreChatConfig, Rate, Rates};
 
 /// A setting that cannot be used. Prints as the problem and a hint line, fit to follow `error: `.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -103,6 +110,14 @@ pub struct CommandSettings {
     pub bash: Option<String>,
 }
 
+/// Limits of the MCP server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct McpSettings {
+    /// Of a tenant, over HTTP.
+    pub sessions_max: usize,
+    pub session_idle: Duration,
+}
+
 /// Everything that can grow, per sandbox, space or call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
@@ -132,9 +147,12 @@ pub struct Config {
     pub hosts: Vec<String>,
     /// Web origins that may call while no key is configured.
     pub origins: Vec<String>,
-    /// Empty: the daemon is open.
     pub api_keys: Vec<ApiKey>,
     pub data_dir: PathBuf,
+    /// The folder under which spaces lie; `None`: inside the data directory.
+    pub uploads_dir: Option<PathBuf>,
+    /// Reserved.
+    pub notebooks_dir: Option<PathBuf>,
     /// The least isolation to start with.
     pub require_isolation: Posture,
     /// A fresh exec for every interpreter of the deployment.
@@ -158,6 +176,8 @@ pub struct Config {
     pub log_level: String,
     pub log_format: LogFormat,
     pub limits: Limits,
+    pub librechat: LibreChatConfig,
+    pub mcp: McpSettings,
     /// What an operator should know about these settings. Log them once at start.
     pub notes: Vec<String>,
 }
@@ -175,7 +195,19 @@ impl Config {
         self.node_version.as_ref().map_or_else(|| "node".to_owned(), |version| format!("node{version}"))
     }
 
-    /// Resolves settings that were already read. The same input gives the same result.
+    /// True when neither an API key nor the key of a token's signer is configured: everybody is the tenant `default`.
+    pub fn is_open(&self) -> bool {
+        self.api_keys.is_empty() && self.librechat.jwt.keys.is_empty()
+    }
+
+    /// Whether there may be more than one tenant. A signer may name any number of them.
+    pub fn has_several_tenants(&self) -> bool {
+        let first = self.api_keys.first().map(|key| &key.tenant);
+        self.api_keys.iter().any(|key| Some(&key.tenant) != first) || !self.librechat.jwt.keys.is_empty()
+    }
+
+    /// Resolves settings that were already read, but for a folder of keys that they name. The same input gives the
+    /// same result.
     pub fn load(
         flags: &Flags,
         env: &dyn Fn(&str) -> Option<String>,
@@ -189,7 +221,7 @@ impl Config {
 
     /// Refuses to serve beyond loopback without a key, unless the operator asked for exactly that.
     pub fn check_exposure(&self) -> Result<(), ConfigError> {
-        if !self.api_keys.is_empty() || self.allow_open {
+        if !self.is_open() || self.allow_open {
             return Ok(());
         }
         match self.listen.iter().find(|address| !address.ip().is_loopback()) {

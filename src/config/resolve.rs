@@ -8,10 +8,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::keys::{self, ApiKey, WrittenKeys};
+use super::librechat::{self, Beside};
 use super::raw::{Raw, RawLimits};
 use super::{
-    ApiSurface, CodeBackend, CommandSettings, Config, ConfigError, EndpointConfig, KernelSettings, Layers,
-    Limits, LogFormat, Surroundings,
+    ApiSurface, CodeBackend, CommandSettings, Config, ConfigError, EndpointConfig, JwtConfig, KernelSettings,
+    Layers, Limits, LogFormat, McpSettings, Surroundings, jwt,
 };
 use crate::launcher::posture::Posture;
 
@@ -26,14 +27,31 @@ pub(super) fn resolve(layers: &Layers, env: Env<'_>, around: &Surroundings) -> R
     let raw = layers.merged()?;
     let mut notes = Vec::new();
     let api_keys = keys::digests(&written_keys(&raw), &mut notes)?;
-    let jupyter_endpoint = jupyter_endpoint(&raw, &api_keys, &mut notes)?;
+    let jwt = jwt::resolve(&raw.jwt, &mut notes)?;
+    let jupyter_endpoint = jupyter_endpoint(&raw, &api_keys, &jwt, &mut notes)?;
+    let beside = Beside {
+        log_requests: raw.log_requests.0,
+        url_keys: raw.url_keys.0,
+        cors_origins: raw.cors_allow_origins.clone(),
+        jwt,
+    };
+    let below_base = |name: &str| raw.app_base_dir.as_deref().map(|base| PathBuf::from(base).join(name));
+    let folder = |setting: &str, written: &Option<String>, name: &str| match written {
+        Some(path) => absolute(setting, path).map(Some),
+        None => Ok(below_base(name)),
+    };
+    if let Some(base) = &raw.app_base_dir {
+        absolute("APP_BASE_DIR", base)?;
+    }
     Ok(Config {
         listen: listen(&raw, layers)?,
         allow_open: raw.allow_open,
         hosts: hosts(&raw.hosts)?,
-        origins: origins(&raw.origins)?,
+        origins: web_origins("origins", &raw.origins)?,
         api_keys,
         data_dir: data_dir(raw.data_dir.as_deref(), env, around)?,
+        uploads_dir: folder("UPLOADS_DIR", &raw.uploads_dir, "uploads")?,
+        notebooks_dir: folder("NOTEBOOKS_DIR", &raw.notebooks_dir, "notebooks")?,
         require_isolation: floor(raw.require_isolation.as_deref(), around)?,
         strict: raw.strict,
         policies_dir: raw.policies_dir.map(PathBuf::from),
@@ -63,13 +81,18 @@ pub(super) fn resolve(layers: &Layers, env: Env<'_>, around: &Surroundings) -> R
             &raw.api_surface,
             &[("full", ApiSurface::Full), ("v2", ApiSurface::V2)],
         )?,
-        log_level: log_level(raw.log_level)?,
+        log_level: log_level(raw.log_level, raw.code_interpreter_log_level.as_deref())?,
         log_format: word(
             "log_format",
             &raw.log_format,
             &[("text", LogFormat::Text), ("json", LogFormat::Json)],
         )?,
         limits: limits(&raw.limits)?,
+        librechat: librechat::resolve(&raw.librechat, &raw.rates, beside)?,
+        mcp: McpSettings {
+            sessions_max: count("mcp.sessions_max", raw.mcp.sessions_max, 1..=100_000)?,
+            session_idle: seconds("mcp.session_idle_secs", raw.mcp.session_idle_secs, 1..=31_536_000)?,
+        },
         notes,
     })
 }
@@ -89,6 +112,7 @@ fn written_keys(raw: &Raw) -> WrittenKeys<'_> {
 fn jupyter_endpoint(
     raw: &Raw,
     keys: &[ApiKey],
+    jwt: &JwtConfig,
     notes: &mut Vec<String>,
 ) -> Result<Option<EndpointConfig>, ConfigError> {
     let Some(url) = raw.jupyter_endpoint.as_deref().filter(|url| !url.is_empty()) else {
@@ -98,7 +122,7 @@ fn jupyter_endpoint(
         return Ok(None);
     };
     let endpoint = EndpointConfig::parse(url, raw.jupyter_token.as_deref())?;
-    if keys.iter().any(|key| key.tenant != keys[0].tenant) {
+    if keys.iter().any(|key| key.tenant != keys[0].tenant) || !jwt.keys.is_empty() {
         return Err(ConfigError::new(
             "AIO_JUPYTER_ENDPOINT: with more than one tenant it would be shared between them",
             "configure one tenant, or unset AIO_JUPYTER_ENDPOINT",
@@ -128,6 +152,14 @@ fn listen(raw: &Raw, layers: &Layers) -> Result<Vec<SocketAddr>, ConfigError> {
         }
         if let Some(port) = raw.aio_port {
             addresses[0].set_port(port);
+        }
+        // Where there is one only it is that one's, unless AIO_PORT has spoken.
+        let second = match addresses.len() {
+            1 if raw.aio_port.is_none() => addresses.first_mut(),
+            _ => addresses.get_mut(1),
+        };
+        if let Some((address, port)) = second.zip(raw.port) {
+            address.set_port(port);
         }
     }
     let mut unique = Vec::with_capacity(addresses.len());
@@ -177,7 +209,8 @@ fn hosts(written: &[String]) -> Result<Vec<String>, ConfigError> {
     }
 }
 
-fn origins(written: &[String]) -> Result<Vec<String>, ConfigError> {
+/// Origins as a browser sends them.
+pub(super) fn web_origins(setting: &str, written: &[String]) -> Result<Vec<String>, ConfigError> {
     let authority = |origin: &str| {
         let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"))?;
         (!rest.is_empty() && !rest.contains(['/', '?', '#', '@', '*'])).then_some(())
@@ -185,7 +218,7 @@ fn origins(written: &[String]) -> Result<Vec<String>, ConfigError> {
     match written.iter().find(|origin| authority(origin).is_none()) {
         None => Ok(written.iter().map(|origin| origin.to_ascii_lowercase()).collect()),
         Some(origin) => Err(ConfigError::new(
-            format!("origins: `{origin}` is not a web origin"),
+            format!("{setting}: `{origin}` is not a web origin"),
             "write scheme, host and port as a browser sends them: http://localhost:3000",
         )),
     }
@@ -246,7 +279,25 @@ fn bash_bin(written: Option<String>) -> Result<Option<String>, ConfigError> {
     }
 }
 
-fn log_level(written: String) -> Result<String, ConfigError> {
+const LOG_LEVEL_DEFAULT: &str = "info";
+/// Python's names of levels.
+const LOG_LEVELS: [(&str, &str); 8] = [
+    ("NOTSET", "trace"),
+    ("DEBUG", "debug"),
+    ("INFO", "info"),
+    ("WARNING", "warn"),
+    ("WARN", "warn"),
+    ("ERROR", "error"),
+    ("CRITICAL", "error"),
+    ("FATAL", "error"),
+];
+
+fn log_level(written: Option<String>, in_python: Option<&str>) -> Result<String, ConfigError> {
+    let written = match (written, in_python) {
+        (Some(written), _) => written,
+        (None, Some(name)) => word("LOG_LEVEL", &name.trim().to_ascii_uppercase(), &LOG_LEVELS)?.to_owned(),
+        (None, None) => LOG_LEVEL_DEFAULT.to_owned(),
+    };
     match crate::telemetry::check_filter(&written) {
         Ok(()) => Ok(written),
         Err(reason) => Err(ConfigError::new(
@@ -285,7 +336,17 @@ fn limits(raw: &RawLimits) -> Result<Limits, ConfigError> {
     Ok(limits)
 }
 
-fn word<T: Copy>(setting: &str, written: &str, known: &[(&str, T)]) -> Result<T, ConfigError> {
+fn absolute(setting: &str, path: &str) -> Result<PathBuf, ConfigError> {
+    if path.starts_with('/') && !path.contains('\0') {
+        return Ok(PathBuf::from(path));
+    }
+    Err(ConfigError::new(
+        format!("{setting}: `{path}` is not an absolute path"),
+        "write it from the root, such as /var/lib/caisson/uploads",
+    ))
+}
+
+pub(super) fn word<T: Copy>(setting: &str, written: &str, known: &[(&str, T)]) -> Result<T, ConfigError> {
     known.iter().find(|(name, _)| *name == written).map(|(_, value)| *value).ok_or_else(|| {
         let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
         ConfigError::new(
@@ -295,7 +356,7 @@ fn word<T: Copy>(setting: &str, written: &str, known: &[(&str, T)]) -> Result<T,
     })
 }
 
-fn within<T: PartialOrd + Display + Copy>(
+pub(super) fn within<T: PartialOrd + Display + Copy>(
     setting: &str,
     value: T,
     range: RangeInclusive<T>,
@@ -310,13 +371,17 @@ fn within<T: PartialOrd + Display + Copy>(
     ))
 }
 
-fn count(setting: &str, value: u64, range: RangeInclusive<u64>) -> Result<usize, ConfigError> {
+pub(super) fn count(setting: &str, value: u64, range: RangeInclusive<u64>) -> Result<usize, ConfigError> {
     within(setting, value, range, "").map(|value| value as usize).map_err(|mut error| {
         error.hint.truncate(error.hint.trim_end().len());
         error
     })
 }
 
-fn seconds(setting: &str, value: u64, range: RangeInclusive<u64>) -> Result<Duration, ConfigError> {
+pub(super) fn seconds(
+    setting: &str,
+    value: u64,
+    range: RangeInclusive<u64>,
+) -> Result<Duration, ConfigError> {
     within(setting, value, range, "seconds").map(Duration::from_secs)
 }

@@ -2,11 +2,11 @@ use std::collections::HashMap;
 
 use super::*;
 
-fn ordinary() -> Surroundings {
+pub(super) fn ordinary() -> Surroundings {
     Surroundings { root: false, python_env: PathBuf::from("/opt/caisson/python") }
 }
 
-fn load_with(
+pub(super) fn load_with(
     flags: &Flags,
     variables: &[(&str, &str)],
     file: Option<&str>,
@@ -18,15 +18,15 @@ fn load_with(
     Config::load(flags, &env, file.map(|text| FileText { name: "caisson.toml", text }), around)
 }
 
-fn load(variables: &[(&str, &str)], file: &str) -> Result<Config, ConfigError> {
+pub(super) fn load(variables: &[(&str, &str)], file: &str) -> Result<Config, ConfigError> {
     load_with(&Flags::default(), variables, Some(file), &ordinary()).map(|(config, _)| config)
 }
 
-fn problem(variables: &[(&str, &str)], file: &str) -> String {
+pub(super) fn problem(variables: &[(&str, &str)], file: &str) -> String {
     load(variables, file).unwrap_err().to_string()
 }
 
-fn addresses(config: &Config) -> Vec<String> {
+pub(super) fn addresses(config: &Config) -> Vec<String> {
     config.listen.iter().map(SocketAddr::to_string).collect()
 }
 

@@ -1,11 +1,15 @@
 //! Bodies that every family may use: JSON written once, the envelope, refusals of routes nobody owns.
 #![forbid(unsafe_code)]
 
+use std::fmt::{self, Display, Write as _};
+
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
+
+use super::librechat;
 
 /// The envelope of the AIO routes. `success` is the outcome of the work, not of the transport.
 #[derive(Debug, Serialize, ToSchema)]
@@ -55,12 +59,34 @@ pub(crate) fn json_bytes(status: StatusCode, body: impl Into<Body>) -> Response 
     response
 }
 
+/// Longest text of the caller's that a message repeats, in bytes.
+const SHORT_BYTES_MAX: usize = 512;
+
+/// The beginning of a text that may repeat what the caller sent, however much that was.
+pub(crate) fn in_short(text: impl Display) -> String {
+    struct Short(String);
+    impl fmt::Write for Short {
+        fn write_str(&mut self, piece: &str) -> fmt::Result {
+            let end = piece.floor_char_boundary(SHORT_BYTES_MAX - self.0.len());
+            self.0.push_str(&piece[..end]);
+            if end == piece.len() { Ok(()) } else { Err(fmt::Error) }
+        }
+    }
+    let mut short = Short(String::new());
+    if write!(short, "{text}").is_err() {
+        short.0.push('…');
+    }
+    short.0
+}
+
 /// What a refusal outside a handler says.
 #[derive(Clone, Debug)]
 pub(crate) struct Refused {
     pub(crate) status: StatusCode,
     pub(crate) message: String,
     pub(crate) hint: Option<String>,
+    /// What the LibreChat family says in the message's place.
+    in_librechat: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -83,15 +109,24 @@ struct AioBody<'a> {
 
 impl Refused {
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Refused {
-        Refused { status, message: message.into(), hint: None }
+        Refused { status, message: message.into(), hint: None, in_librechat: None }
     }
 
     pub(crate) fn hint(self, hint: impl Into<String>) -> Refused {
         Refused { hint: Some(hint.into()), ..self }
     }
 
+    fn in_librechat(self, message: &'static str) -> Refused {
+        Refused { in_librechat: Some(message), ..self }
+    }
+
     pub(crate) fn unauthorized() -> Refused {
-        Refused::new(StatusCode::UNAUTHORIZED, "Unauthorized")
+        Refused::new(StatusCode::UNAUTHORIZED, "Unauthorized").in_librechat("Invalid or missing API key")
+    }
+
+    /// Several credentials that differ, where a route takes one.
+    pub(crate) fn ambiguous() -> Refused {
+        Refused::new(StatusCode::BAD_REQUEST, "Ambiguous authentication headers")
     }
 
     pub(crate) fn not_found() -> Refused {
@@ -104,6 +139,7 @@ impl Refused {
 
     pub(crate) fn shutting_down() -> Refused {
         Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is shutting down")
+            .in_librechat("Service is shutting down")
     }
 
     pub(crate) fn panicked() -> Refused {
@@ -117,7 +153,27 @@ impl Refused {
         if super::aio::owns(path) {
             return json(self.status, &AioBody { success: false, message, data: (), hint });
         }
+        if librechat::owns(path) {
+            let refused = librechat::refuse::Refused::new(self.status, self.in_librechat.unwrap_or(message));
+            return match hint {
+                Some(hint) => refused.message(format!("{message}: {hint}")).into_response(),
+                None => refused.into_response(),
+            };
+        }
         let body = UnionBody { success: false, message, data: (), hint, error: message, detail: message };
         json(self.status, &body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_repeats_only_the_beginning_of_what_was_sent() {
+        assert_eq!(in_short("a b"), "a b");
+        let short = in_short(format_args!("no {:?} is wanted", "ü".repeat(1_000_000)));
+        assert!(short.starts_with("no \"üü") && short.ends_with("ü…"), "{short}");
+        assert!(short.len() <= SHORT_BYTES_MAX + '…'.len_utf8());
     }
 }

@@ -119,6 +119,8 @@ pub struct EngineStats {
     /// Slots ready to be handed out, by profile.
     pub slots_ready: Vec<(Profile, usize)>,
     pub sessions: usize,
+    /// Sessions that idled out since the start.
+    pub sessions_cleaned: u64,
     pub cells_running: usize,
     /// Sandboxes with an interpreter, slots included.
     pub sandboxes_live: usize,

@@ -3,6 +3,11 @@
 //! Whoever can reach a listener can hold connections, with or without a key. So when all are held and one more comes,
 //! the stranger that has said nothing for longest makes room: never one that has shown a key, nor one whose request is
 //! being answered. Where everybody has shown a key, or is busy, the newcomer waits.
+//!
+//! So that it does not wait for one tenant alone, each has a share: of the connections, of the memory that its requests
+//! take until they are answered, and of that in which answers wait to be taken. A request beyond it is refused, and where
+//! the answers that are under way make it twice as much, those that have waited for longest are given up with their
+//! connections.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -10,33 +15,76 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use axum::http::StatusCode;
+use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::answer::Refused;
 use super::patience::Phase;
+use crate::engine::TenantId;
 
 /// A stranger is left alone for this long, so that a caller's first request can arrive.
 const QUIET_LEAST: Duration = Duration::from_secs(1);
 /// How often it is looked for one to make room, while a newcomer waits.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// Bytes of answers that a tenant's peers have not taken yet, beyond which it is answered no more.
+const UNTAKEN_BYTES_MAX: usize = 256 * 1024 * 1024;
+/// Bytes of bodies of requests under way that a tenant may have at once.
+pub(super) const BODIES_BYTES_MAX: usize = 256 * 1024 * 1024;
+/// Smaller pieces of an answer do not count, nor smaller bodies: a connection never holds many of them.
+pub(super) const COUNTED_BYTES_LEAST: usize = 64 * 1024;
+
+/// What a cell that has ended counts for until its stream has been read, in bytes. While it runs it has a place, of which
+/// there are not many.
+pub(super) const UNREAD_STREAM_BYTES: usize = 16 * 1024 * 1024;
+
+/// An answer has this long in any case.
+const UNTAKEN_TIME_LEAST: Duration = Duration::from_secs(1);
+
 /// All connections of the daemon.
 #[derive(Debug)]
 pub(super) struct Crowd {
     permits: Arc<Semaphore>,
     members: Mutex<Members>,
+    of_tenant_max: usize,
+    untaken_bytes_max: usize,
+    bodies_bytes_max: usize,
 }
 
 #[derive(Debug, Default)]
 struct Members {
     next_id: u64,
     by_id: HashMap<u64, Member>,
+    tenants: HashMap<TenantId, Holding>,
+}
+
+/// What a tenant holds.
+#[derive(Debug, Default)]
+struct Holding {
+    connections: usize,
+    untaken_bytes: usize,
+    bodies_bytes: usize,
 }
 
 #[derive(Debug)]
 struct Member {
     phase: Phase,
     asked: Arc<Notify>,
+    /// Whose key it has shown first.
+    tenant: Option<TenantId>,
+    untaken_bytes: usize,
+    /// Since when there have been such.
+    untaken_since: Instant,
+    is_given_up: bool,
+}
+
+impl Member {
+    fn new(phase: Phase, asked: Arc<Notify>) -> Member {
+        let untaken_since = Instant::now();
+        Member { phase, asked, tenant: None, untaken_bytes: 0, untaken_since, is_given_up: false }
+    }
 }
 
 /// One connection's place; free again when dropped.
@@ -50,15 +98,23 @@ pub(super) struct Place {
 }
 
 impl Crowd {
-    pub(super) fn new(connections_max: usize) -> Crowd {
-        Crowd { permits: Arc::new(Semaphore::new(connections_max)), members: Mutex::default() }
+    /// `of_tenant_max`: how many of the connections one tenant may have.
+    pub(super) fn new(connections_max: usize, of_tenant_max: usize, bodies_bytes_max: usize) -> Crowd {
+        let permits = Arc::new(Semaphore::new(connections_max));
+        Crowd {
+            permits,
+            members: Mutex::default(),
+            of_tenant_max,
+            untaken_bytes_max: UNTAKEN_BYTES_MAX,
+            bodies_bytes_max,
+        }
     }
 
     /// A place for a connection that is in `phase`; waits while nobody can be asked to make room.
     pub(super) async fn admit(self: &Arc<Crowd>, phase: Phase) -> Place {
         let permit = self.permit().await;
         let asked = Arc::new(Notify::new());
-        let member = Member { phase: phase.clone(), asked: Arc::clone(&asked) };
+        let member = Member::new(phase.clone(), Arc::clone(&asked));
         let id = {
             let mut members = self.members();
             members.next_id += 1;
@@ -99,12 +155,186 @@ impl Crowd {
     }
 }
 
+impl Members {
+    /// Ends the connection whose answer has waited for longest.
+    fn give_up_one_of(&mut self, tenant: &TenantId) {
+        let now = Instant::now();
+        let waits = |member: &&mut Member| {
+            member.untaken_bytes > 0
+                && !member.is_given_up
+                && member.tenant.as_ref() == Some(tenant)
+                && now >= member.untaken_since + UNTAKEN_TIME_LEAST
+        };
+        let longest = self.by_id.values_mut().filter(waits).min_by_key(|member| member.untaken_since);
+        if let Some(member) = longest {
+            member.is_given_up = true;
+            member.asked.notify_one();
+        }
+    }
+
+    /// Changes what a tenant holds, and forgets it when that is nothing.
+    fn change(&mut self, tenant: &TenantId, change: impl FnOnce(&mut Holding)) {
+        let holding = self.tenants.entry(tenant.clone()).or_default();
+        change(holding);
+        if holding.connections == 0 && holding.untaken_bytes == 0 && holding.bodies_bytes == 0 {
+            self.tenants.remove(tenant);
+        }
+    }
+}
+
+/// A connection as its requests see it.
+#[derive(Clone, Debug)]
+pub(super) struct Seat {
+    crowd: Arc<Crowd>,
+    id: u64,
+}
+
+impl Seat {
+    /// Counts the connection as one of the tenant's from now on, unless the tenant has its share.
+    pub(super) fn claim(&self, tenant: &TenantId) -> Result<(), Refused> {
+        let mut members = self.crowd.members();
+        let held = members.tenants.get(tenant);
+        let (connections, untaken) = held.map_or((0, 0), |held| (held.connections, held.untaken_bytes));
+        let max = self.crowd.untaken_bytes_max;
+        if untaken > max {
+            let message = format!("Answers of {} MiB wait to be read", max / (1024 * 1024));
+            return Err(Refused::new(StatusCode::TOO_MANY_REQUESTS, message).hint("read them first"));
+        }
+        let Some(member) = members.by_id.get_mut(&self.id).filter(|member| member.tenant.is_none()) else {
+            return Ok(());
+        };
+        let max = self.crowd.of_tenant_max;
+        if connections >= max {
+            let message = format!("Maximum number of connections ({max}) reached");
+            return Err(Refused::new(StatusCode::TOO_MANY_REQUESTS, message).hint("close some first"));
+        }
+        member.tenant = Some(tenant.clone());
+        members.change(tenant, |holding| holding.connections += 1);
+        Ok(())
+    }
+
+    /// Counts a body as it arrives. `None` for a stranger, whose body nobody reads.
+    pub(super) fn arriving(&self) -> Option<Arrived> {
+        let tenant = self.crowd.members().by_id.get(&self.id)?.tenant.clone()?;
+        Some(Arrived { crowd: Arc::clone(&self.crowd), tenant, bytes: 0 })
+    }
+
+    /// Counts memory that an answer takes until its peer does. `None` for a stranger, who is told nothing large.
+    pub(super) fn hold(&self, bytes: usize) -> Option<Held> {
+        let mut members = self.crowd.members();
+        let member = members.by_id.get_mut(&self.id)?;
+        let tenant = member.tenant.clone()?;
+        if member.untaken_bytes == 0 {
+            member.untaken_since = Instant::now();
+        }
+        member.untaken_bytes += bytes;
+        let mut untaken = 0;
+        members.change(&tenant, |holding| {
+            holding.untaken_bytes += bytes;
+            untaken = holding.untaken_bytes;
+        });
+        if untaken > 2 * self.crowd.untaken_bytes_max {
+            members.give_up_one_of(&tenant);
+        }
+        Some(Held { seat: self.clone(), tenant, bytes })
+    }
+
+    /// A piece of an answer, counted for as long as it is there.
+    pub(super) fn counted(&self, piece: Bytes) -> Bytes {
+        if piece.len() < COUNTED_BYTES_LEAST {
+            return piece;
+        }
+        match self.hold(piece.len()) {
+            Some(held) => Bytes::from_owner(Counted { piece, _held: held }),
+            None => piece,
+        }
+    }
+}
+
+/// Memory that is counted until this is dropped.
+#[derive(Debug)]
+pub(super) struct Held {
+    seat: Seat,
+    tenant: TenantId,
+    bytes: usize,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let bytes = self.bytes;
+        let mut members = self.seat.crowd.members();
+        if let Some(member) = members.by_id.get_mut(&self.seat.id) {
+            member.untaken_bytes -= bytes;
+        }
+        members.change(&self.tenant, |holding| holding.untaken_bytes -= bytes);
+    }
+}
+
+/// What has come of a body, counted until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    crowd: Arc<Crowd>,
+    tenant: TenantId,
+    bytes: usize,
+}
+
+impl Arrived {
+    /// So many bytes have come by now; refused where they and those of the tenant's other requests are too many.
+    pub(super) fn grow(&mut self, bytes: usize) -> Result<(), Refused> {
+        let more = bytes.saturating_sub(self.bytes);
+        if bytes < COUNTED_BYTES_LEAST || more == 0 {
+            return Ok(());
+        }
+        let max = self.crowd.bodies_bytes_max;
+        let mut members = self.crowd.members();
+        let held = members.tenants.get(&self.tenant).map_or(0, |held| held.bodies_bytes);
+        if held + more > max {
+            let message = format!("Requests of {} MiB are under way", max / (1024 * 1024));
+            return Err(Refused::new(StatusCode::TOO_MANY_REQUESTS, message).hint("send less at once"));
+        }
+        self.bytes = bytes;
+        members.change(&self.tenant, |holding| holding.bodies_bytes += more);
+        Ok(())
+    }
+
+    /// The body, counted for as long as it is there.
+    pub(super) fn counted(self, body: Bytes) -> Bytes {
+        if self.bytes == 0 { body } else { Bytes::from_owner(Counted { piece: body, _held: self }) }
+    }
+}
+
+impl Drop for Arrived {
+    fn drop(&mut self) {
+        let bytes = self.bytes;
+        self.crowd.members().change(&self.tenant, |holding| holding.bodies_bytes -= bytes);
+    }
+}
+
+struct Counted<H> {
+    piece: Bytes,
+    _held: H,
+}
+
+impl<H> AsRef<[u8]> for Counted<H> {
+    fn as_ref(&self) -> &[u8] {
+        &self.piece
+    }
+}
+
 impl Place {
+    pub(super) fn seat(&self) -> Seat {
+        Seat { crowd: Arc::clone(&self.crowd), id: self.id }
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.crowd.members().by_id.get(&self.id).is_some_and(|member| member.is_given_up)
+    }
+
     /// Returns when this connection is to make room. One that is asked while a request of its begins stays.
     pub(super) async fn taken_back(&self) {
         loop {
             self.asked.notified().await;
-            if self.phase.quiet_stranger_since().is_some() {
+            if self.phase.quiet_stranger_since().is_some() || self.is_given_up() {
                 return;
             }
         }
@@ -113,7 +343,11 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.crowd.members().by_id.remove(&self.id);
+        let mut members = self.crowd.members();
+        let member = members.by_id.remove(&self.id);
+        if let Some(tenant) = member.and_then(|member| member.tenant) {
+            members.change(&tenant, |holding| holding.connections -= 1);
+        }
     }
 }
 
@@ -121,9 +355,9 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn one_that_is_asked_while_its_request_begins_stays() {
-        let crowd = Arc::new(Crowd::new(1));
+        let crowd = Arc::new(Crowd::new(1, 1, BODIES_BYTES_MAX));
         let phase = Phase::new();
         let place = crowd.admit(phase.clone()).await;
         tokio::time::sleep(QUIET_LEAST).await;
@@ -140,9 +374,9 @@ mod tests {
         assert!(tokio::time::timeout(wait, place.taken_back()).await.is_ok());
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_first_request_has_a_second_to_arrive() {
-        let crowd = Arc::new(Crowd::new(1));
+        let crowd = Arc::new(Crowd::new(1, 1, BODIES_BYTES_MAX));
         let place = crowd.admit(Phase::new()).await;
         let begun = Instant::now();
         let (next, ()) = tokio::join!(crowd.admit(Phase::new()), async {
@@ -152,5 +386,72 @@ mod tests {
         assert!(begun.elapsed() >= QUIET_LEAST && begun.elapsed() < QUIET_LEAST * 10);
         drop(next);
         assert!(crowd.members().by_id.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tenant_has_its_share_of_connections_and_of_what_waits_to_be_read() {
+        let crowd = Crowd::new(8, 2, BODIES_BYTES_MAX);
+        let crowd = Arc::new(Crowd { untaken_bytes_max: 2 * COUNTED_BYTES_LEAST, ..crowd });
+        let (ours, theirs) = (TenantId("a".to_owned()), TenantId("b".to_owned()));
+        let (one, two, three) =
+            tokio::join!(crowd.admit(Phase::new()), crowd.admit(Phase::new()), crowd.admit(Phase::new()));
+        let told = |claimed: Result<(), Refused>| claimed.map_err(|refused| refused.message);
+        assert_eq!(told(one.seat().claim(&ours)), Ok(()));
+        assert_eq!(told(one.seat().claim(&ours)), Ok(()), "counted once");
+        assert_eq!(told(two.seat().claim(&ours)), Ok(()));
+        let full = Err("Maximum number of connections (2) reached".to_owned());
+        assert_eq!(told(three.seat().claim(&ours)), full);
+        assert_eq!(told(three.seat().claim(&theirs)), Ok(()));
+        drop(two);
+        let four = crowd.admit(Phase::new()).await;
+        assert_eq!(told(four.seat().claim(&ours)), Ok(()));
+
+        let small = four.seat().counted(Bytes::from(vec![0; COUNTED_BYTES_LEAST - 1]));
+        let pieces: Vec<Bytes> =
+            (0..3).map(|_| four.seat().counted(Bytes::from(vec![0; COUNTED_BYTES_LEAST]))).collect();
+        assert!(told(one.seat().claim(&ours)).is_err_and(|message| message.contains("wait to be read")));
+        assert_eq!(told(three.seat().claim(&theirs)), Ok(()));
+        // Twice as much, and an answer that has waited is given up.
+        tokio::time::sleep(UNTAKEN_TIME_LEAST).await;
+        let given_up = tokio::time::timeout(LOOK_EVERY, four.taken_back()).await;
+        assert!(given_up.is_err(), "it is not so much yet");
+        let more: Vec<Bytes> =
+            (0..2).map(|_| one.seat().counted(Bytes::from(vec![0; COUNTED_BYTES_LEAST]))).collect();
+        assert!(tokio::time::timeout(LOOK_EVERY, four.taken_back()).await.is_ok());
+        assert!(tokio::time::timeout(LOOK_EVERY, one.taken_back()).await.is_err(), "this one has just begun");
+        drop(more);
+        // They may outlive their connection.
+        drop(four);
+        drop(pieces);
+        assert_eq!(told(one.seat().claim(&ours)), Ok(()));
+        drop((small, one, three));
+        assert!(crowd.members().tenants.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_tenant_has_its_share_of_what_bodies_take() {
+        let crowd = Arc::new(Crowd::new(8, 8, 3 * COUNTED_BYTES_LEAST));
+        let (ours, theirs) = (TenantId("a".to_owned()), TenantId("b".to_owned()));
+        let (one, two, stranger) =
+            tokio::join!(crowd.admit(Phase::new()), crowd.admit(Phase::new()), crowd.admit(Phase::new()));
+        assert!(one.seat().claim(&ours).is_ok() && two.seat().claim(&theirs).is_ok());
+        assert!(stranger.seat().arriving().is_none());
+        let fits = |arrived: &mut Arrived, bytes| arrived.grow(bytes).is_ok();
+        let mut small = one.seat().arriving().unwrap();
+        assert!(fits(&mut small, COUNTED_BYTES_LEAST - 1));
+        let mut large = one.seat().arriving().unwrap();
+        assert!(fits(&mut large, COUNTED_BYTES_LEAST) && fits(&mut large, 2 * COUNTED_BYTES_LEAST));
+        let mut more = one.seat().arriving().unwrap();
+        assert!(fits(&mut more, COUNTED_BYTES_LEAST) && !fits(&mut more, COUNTED_BYTES_LEAST + 1));
+        assert!(fits(&mut two.seat().arriving().unwrap(), 2 * COUNTED_BYTES_LEAST), "that is theirs");
+        // It counts for as long as the body is there, and may outlive its connection.
+        let body = large.counted(Bytes::from(vec![0; 2 * COUNTED_BYTES_LEAST]));
+        let part = body.slice(..1);
+        drop(body);
+        assert!(!fits(&mut more, COUNTED_BYTES_LEAST + 1));
+        drop(part);
+        assert!(fits(&mut more, 3 * COUNTED_BYTES_LEAST));
+        drop((one, two, stranger, small, more));
+        assert!(crowd.members().tenants.is_empty());
     }
 }

@@ -80,6 +80,7 @@ pub(crate) struct Fields {
     in_query: bool,
     /// A field that nobody asked for.
     unknown: Option<String>,
+    refuses_unknown: bool,
 }
 
 impl Fields {
@@ -119,10 +120,7 @@ impl Fields {
 
     /// Refuses a body with fields that nobody asked for.
     pub(crate) fn refuse_unknown(&mut self) {
-        if let Some(name) = self.unknown.take() {
-            let message = format!("unknown field `{name}`");
-            self.reject(FieldError::of_body("value_error.extra", message));
-        }
+        self.refuses_unknown = true;
     }
 
     /// A string that must be there. `None` once an error was noted.
@@ -233,7 +231,11 @@ impl Fields {
     }
 
     /// What was rejected, in the order it was asked for.
-    pub(crate) fn into_errors(self) -> Vec<FieldError> {
+    pub(crate) fn into_errors(mut self) -> Vec<FieldError> {
+        if let Some(name) = self.unknown.take().filter(|_| self.refuses_unknown) {
+            let message = format!("unknown field `{name}`");
+            self.reject(FieldError::of_body("value_error.extra", message));
+        }
         self.errors
     }
 
@@ -307,7 +309,7 @@ impl<'de> Visitor<'de> for BodyVisitor<'_> {
                     continue;
                 }
             };
-            let value = map.next_value_seed(ScalarSeed)?;
+            let value = map.next_value_seed(ScalarSeed { is_item: false })?;
             // A repeated key replaces its value, so nothing grows with the body.
             match values.iter_mut().find(|(name, _)| *name == field) {
                 Some(known) => known.1 = value,
@@ -346,7 +348,10 @@ impl Visitor<'_> for KeySeed<'_> {
     }
 }
 
-struct ScalarSeed;
+/// A value; of one inside another, what it is, and no more of its content than a text's.
+struct ScalarSeed {
+    is_item: bool,
+}
 
 impl<'de> DeserializeSeed<'de> for ScalarSeed {
     type Value = Scalar;
@@ -393,8 +398,9 @@ impl<'de> Visitor<'de> for ScalarSeed {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Scalar, A::Error> {
         let mut items = Vec::new();
-        while items.len() <= ITEMS_MAX
-            && let Some(item) = seq.next_element_seed(ItemSeed)?
+        while !self.is_item
+            && items.len() <= ITEMS_MAX
+            && let Some(item) = seq.next_element_seed(ScalarSeed { is_item: true })?
         {
             items.push(item);
         }
@@ -403,68 +409,19 @@ impl<'de> Visitor<'de> for ScalarSeed {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Scalar, A::Error> {
+        if self.is_item {
+            while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+            return Ok(Scalar::Object);
+        }
         let mut entries = Some(Vec::new());
         while let Some(name) = map.next_key::<String>()? {
-            match map.next_value_seed(ItemSeed)? {
+            match map.next_value_seed(ScalarSeed { is_item: true })? {
                 Scalar::Text(text) => drop(entries.as_mut().map(|entries| entries.push((name, Some(text))))),
                 Scalar::Null => drop(entries.as_mut().map(|entries| entries.push((name, None)))),
                 _ => entries = None,
             }
         }
         Ok(entries.map_or(Scalar::Object, Scalar::TextMap))
-    }
-}
-
-/// An item of a list: a list in it has no content.
-struct ItemSeed;
-
-impl<'de> DeserializeSeed<'de> for ItemSeed {
-    type Value = Scalar;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Scalar, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for ItemSeed {
-    type Value = Scalar;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON value")
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<Scalar, E> {
-        Ok(Scalar::Null)
-    }
-
-    fn visit_bool<E: Error>(self, value: bool) -> Result<Scalar, E> {
-        Ok(Scalar::Bool(value))
-    }
-
-    fn visit_i64<E: Error>(self, value: i64) -> Result<Scalar, E> {
-        Ok(Scalar::Number(value as f64))
-    }
-
-    fn visit_u64<E: Error>(self, value: u64) -> Result<Scalar, E> {
-        Ok(Scalar::Number(value as f64))
-    }
-
-    fn visit_f64<E: Error>(self, value: f64) -> Result<Scalar, E> {
-        Ok(Scalar::Number(value))
-    }
-
-    fn visit_str<E: Error>(self, value: &str) -> Result<Scalar, E> {
-        Ok(Scalar::Text(value.to_owned()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Scalar, A::Error> {
-        while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Scalar::List(Vec::new()))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Scalar, A::Error> {
-        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Scalar::Object)
     }
 }
 

@@ -12,7 +12,7 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use super::answer::Refused;
-use super::{AppState, auth};
+use super::{AppState, auth, request_log};
 use crate::telemetry;
 
 /// Headers a caller may name its request in, the first that fits wins.
@@ -27,17 +27,26 @@ const RETRY_AFTER_SECS: HeaderValue = HeaderValue::from_static("1");
 pub(super) async fn front(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
     // Held until the answer exists: shutting down waits for it.
     let _running = state.lifecycle().enter();
-    if let Some(key) = auth::cut_key(request.uri_mut()) {
-        request.extensions_mut().insert(key);
+    let url_keys = auth::cut_keys(request.uri_mut(), state.config().librechat.url_keys);
+    let had_url_key = url_keys.is_some();
+    if let Some(keys) = url_keys {
+        request.extensions_mut().insert(keys);
     }
     let id = request_id(request.headers());
     let span = telemetry::request_span(
         id.to_str().unwrap_or_default(),
         request.method().as_str(),
-        request.uri().path(),
+        &auth::shown_path(request.uri().path()),
     );
+    if state.config().librechat.log_requests {
+        request = span.in_scope(|| request_log::log(request));
+    }
     let mut response = admitted(&state, request, next).instrument(span).await;
     response.headers_mut().insert(ID_HEADER, id);
+    if had_url_key {
+        // The URL is a secret: what an answer links to must not be told it.
+        response.headers_mut().insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    }
     response
 }
 
@@ -57,7 +66,8 @@ async fn admitted(state: &AppState, request: Request, next: Next) -> Response {
     response
 }
 
-fn closing(mut response: Response) -> Response {
+/// An answer after which the connection ends; what was asked may be asked again a moment later.
+pub(super) fn closing(mut response: Response) -> Response {
     response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_SECS);
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response

@@ -12,7 +12,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
 use super::answer::Refused;
-use crate::config::Config;
+use crate::config::{ANY_ORIGIN, Config};
 
 /// Longest foreign name that a message quotes, in characters.
 const QUOTED_CHARS_MAX: usize = 80;
@@ -25,7 +25,7 @@ pub(crate) struct Guard {
 
 impl Guard {
     pub(crate) fn new(config: &Config) -> Guard {
-        Guard { hosts: config.hosts.clone(), origins: config.origins.clone() }
+        Guard { hosts: config.hosts.clone(), origins: listed_origins(config) }
     }
 
     /// Refuses what a web page could have sent.
@@ -77,11 +77,12 @@ impl Guard {
             Some(site) => Err(forbidden(format!("A {} request", quoted(site)), "origins")),
         }
     }
+}
 
-    /// Origins that may read answers.
-    pub(crate) fn origins(&self) -> Vec<HeaderValue> {
-        self.origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()).collect()
-    }
+/// Web origins that an operator listed by name, under either setting.
+pub(super) fn listed_origins(config: &Config) -> Vec<String> {
+    let named = config.librechat.cors_origins.iter().filter(|origin| *origin != ANY_ORIGIN);
+    config.origins.iter().chain(named).cloned().collect()
 }
 
 fn check_content_type(request: &Request) -> Result<(), Refused> {
@@ -101,6 +102,7 @@ fn check_content_type(request: &Request) -> Result<(), Refused> {
 fn type_of(path: &str) -> &'static str {
     match path {
         "/v1/file/upload" | "/v2/fs/upload" => "multipart/form-data",
+        "/upload" | "/upload/batch" | "/v1/upload" | "/v1/upload/batch" => "multipart/form-data",
         "/v2/fs/tree" => "application/x-tar",
         _ => "application/json",
     }

@@ -5,21 +5,25 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::aio::refuse::{Invalid, InvalidBody};
 use super::answer::{self, Envelope, Refused};
 use super::fields::FieldError;
-use super::{AppState, aio, auth};
+use super::{AppState, aio, auth, librechat};
 use crate::config::Config;
 use crate::engine::{Backends, TenantId};
 use crate::launcher::posture::{Hello, LayerReport, RuntimeReport};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Home of the guest, where code starts unless a request says otherwise.
-const HOME: &str = "/home/sandbox";
+pub(super) const HOME: &str = "/home/sandbox";
+/// Where a guest sees its space's files.
+const WORKSPACE: &str = "/mnt/data";
 const CAPABILITIES_SCHEMA: &str = "caisson.capabilities.v1";
 
 /// The commit this binary was built from, when the build said so.
@@ -64,7 +68,18 @@ async fn root() -> Response {
         "hint": null,
         "name": "caisson",
         "version": VERSION,
-        "features": ["python", "javascript", "sessions", "files", "commands"],
+        "features": [
+            "python",
+            "javascript",
+            "sessions",
+            "files",
+            "commands",
+            "multi-language execution",
+            "stateful sessions",
+            "streaming",
+            "programmatic tool calling",
+            "file uploads and downloads",
+        ],
         "endpoints": {
             "health": "/health",
             "openapi": "/openapi.json",
@@ -74,38 +89,119 @@ async fn root() -> Response {
             "files": "/v2/fs/list",
             "commands": "/v2/commands",
             "capabilities": "/v1/capabilities",
+            "POST /exec": "Run code in any of the languages",
+            "POST /exec/stream": "The same, with output as server-sent events",
+            "POST /exec/programmatic": "Run code that calls tools",
+            "POST /upload": "Upload files",
+            "POST /upload/batch": "Upload files, each with its own outcome",
+            "GET /files/{session_id}": "List the files of a session",
+            "DELETE /files/{session_id}/{file_id}": "Delete a file",
+            "GET /sessions/{session_id}/objects/{file_id}": "Look at a file",
+            "GET /download/{session_id}/{file_id}": "Download a file",
+            "GET /libraries": "What the runtimes can import",
+            "GET /health": "Whether the daemon works",
         },
     });
     answer::json(StatusCode::OK, &body)
 }
 
+/// How the daemon is: what probes of every family read. It names no tenant, session or entity, and no path of the host.
+#[derive(Debug, Serialize, ToSchema)]
+struct HealthResponse {
+    /// `healthy`.
+    status: &'static str,
+    version: &'static str,
+    server: &'static str,
+    revision: &'static str,
+    /// `sandbox`; `external` while an external Jupyter server runs cells, which the posture says nothing of.
+    confinement: &'static str,
+    /// What confines a sandbox here, as measured; null until that is known.
+    #[schema(value_type = Option<Object>)]
+    posture: Option<Value>,
+    #[schema(value_type = Object)]
+    slots: Value,
+    #[schema(value_type = Object)]
+    sandboxes: Value,
+    warnings: Vec<String>,
+    /// Live sessions, over all tenants.
+    active_sessions: usize,
+    /// Sessions that were closed because nobody used them.
+    cleaned_sessions: u64,
+    /// Where a guest sees its files; the host's folder is nobody's business.
+    notebooks_dir: &'static str,
+    uploads_dir: &'static str,
+    /// Kernels a tenant may have at once.
+    max_sessions: usize,
+    /// Seconds a run may take.
+    execution_timeout: u64,
+    /// By runtime: `available`, `binaries` and `missing`.
+    #[schema(value_type = Object)]
+    runtime_capabilities: Map<String, Value>,
+    /// By runtime: `available` and `version`. GET /libraries has the packages.
+    #[schema(value_type = Object)]
+    runtime_libraries: Map<String, Value>,
+}
+
 /// Whether the daemon works, and what it enforces. Needs no key and names nobody.
-#[utoipa::path(get, path = "/health", tag = "info", security(()), responses((status = 200, body = Object)))]
+#[utoipa::path(
+    get, path = "/health", tag = "info", security(()),
+    responses((status = 200, body = HealthResponse))
+)]
 async fn health(State(state): State<AppState>) -> Response {
     answer::json(StatusCode::OK, &health_body(&state))
 }
 
 /// The same under its other name.
-#[utoipa::path(get, path = "/v1/health", tag = "info", security(()), responses((status = 200, body = Object)))]
+#[utoipa::path(
+    get, path = "/v1/health", tag = "info", security(()),
+    responses((status = 200, body = HealthResponse))
+)]
 async fn v1_health(State(state): State<AppState>) -> Response {
     answer::json(StatusCode::OK, &health_body(&state))
 }
 
-fn health_body(state: &AppState) -> Value {
+fn health_body(state: &AppState) -> HealthResponse {
     let hello = state.code().hello();
-    let stats = state.code().stats();
+    let (stats, backends) = (state.code().stats(), state.code().backends());
     let ready: Map<String, Value> =
         stats.slots_ready.iter().map(|(profile, ready)| (profile.name().to_owned(), json!(ready))).collect();
-    json!({
-        "status": "healthy",
-        "version": VERSION,
-        "server": "caisson",
-        "revision": revision(),
-        "posture": hello.as_deref().map(posture_table),
-        "slots": { "max": stats.slots_max, "ready": ready },
-        "sandboxes": { "live": stats.sandboxes_live },
-        "warnings": public_warnings(hello.as_deref(), state.config()),
-    })
+    HealthResponse {
+        status: "healthy",
+        version: VERSION,
+        server: "caisson",
+        revision: revision(),
+        confinement: confinement(&backends),
+        posture: hello.as_deref().map(posture_table),
+        slots: json!({ "max": stats.slots_max, "ready": ready }),
+        sandboxes: json!({ "live": stats.sandboxes_live }),
+        warnings: public_warnings(hello.as_deref(), state.config(), &backends),
+        active_sessions: stats.sessions + state.runs().map_or(0, |runs| runs.kernels()),
+        cleaned_sessions: stats.sessions_cleaned,
+        notebooks_dir: WORKSPACE,
+        uploads_dir: WORKSPACE,
+        max_sessions: state.config().librechat.sessions_max,
+        execution_timeout: state.config().librechat.execution_timeout.as_secs(),
+        runtime_capabilities: librechat::meta::capabilities(state),
+        runtime_libraries: librechat::meta::versions(state),
+    }
+}
+
+/// What confines the cells. None of our layers holds at an external Jupyter server.
+fn confinement(backends: &Backends) -> &'static str {
+    if external(backends).is_some() { "external" } else { "sandbox" }
+}
+
+/// A warning about cells that run elsewhere.
+fn external(backends: &Backends) -> Option<&'static str> {
+    match (backends.python, backends.jupyter) {
+        (Some("endpoint"), _) => {
+            Some("Python cells run at an external Jupyter server, where none of the layers here holds")
+        }
+        (_, Some("endpoint")) => Some(
+            "cells of the Jupyter routes run at an external Jupyter server, where none of the layers here holds",
+        ),
+        _ => None,
+    }
 }
 
 /// The posture without what only an operator should read: failed calls and what to grant.
@@ -126,7 +222,7 @@ fn harmless(text: &str) -> Option<&str> {
     (!text.contains('/')).then_some(text)
 }
 
-fn public_warnings(hello: Option<&Hello>, config: &Config) -> Vec<String> {
+fn public_warnings(hello: Option<&Hello>, config: &Config, backends: &Backends) -> Vec<String> {
     let Some(hello) = hello else {
         return vec!["the launcher has not reported yet".to_owned()];
     };
@@ -134,7 +230,8 @@ fn public_warnings(hello: Option<&Hello>, config: &Config) -> Vec<String> {
         hello.warnings.iter().filter_map(|text| harmless(text)).map(str::to_owned).collect();
     let missing = hello.posture.layers.iter().filter(|layer| !layer.enforced);
     warnings.extend(missing.map(|layer| format!("not enforced: {}", layer.layer)));
-    if config.api_keys.is_empty() {
+    warnings.extend(external(backends).map(str::to_owned));
+    if config.is_open() {
         warnings.push("no API key is configured".to_owned());
     }
     warnings
@@ -184,7 +281,7 @@ fn check_refresh(query: Option<&str>) -> Result<(), Invalid> {
 }
 
 async fn capabilities_body(state: &AppState, tenant: &TenantId) -> Value {
-    let hello = state.code().hello();
+    let (hello, backends) = (state.code().hello(), state.code().backends());
     // Nothing, when it cannot be found out now.
     let found = state.commands().found(tenant).await.unwrap_or_default();
     let files = [
@@ -214,8 +311,8 @@ async fn capabilities_body(state: &AppState, tenant: &TenantId) -> Value {
             "pty": found.bash.is_some() && found.terminal,
         },
         "bins": { "bash": found.bash, "sh": found.sh, "ps": found.ps, "powershell": null, "cmd": null },
-        "code_interpreter": code_interpreter(hello.as_deref(), state.code().backends()),
-        "isolation": isolation(hello.as_deref()),
+        "isolation": isolation(hello.as_deref(), &backends),
+        "code_interpreter": code_interpreter(hello.as_deref(), backends),
         "browser": absent("browser"),
         "computer": absent("display"),
     })
@@ -227,12 +324,14 @@ fn code_interpreter(hello: Option<&Hello>, backends: Backends) -> Value {
     let binary = |runtime: Option<&RuntimeReport>| runtime.map(|runtime| runtime.host_binary.clone());
     let absent = |runtime: Option<&RuntimeReport>, word: &'static str| runtime.is_none().then_some(word);
     let by_kernel = matches!(backends.python, Some("kernel" | "endpoint"));
-    let kinds = [backends.python.map(|_| "code"), node.map(|_| "nodejs"), by_kernel.then_some("jupyter")];
+    // JavaScript is the code routes' as well.
+    let has_code = backends.python.is_some() || node.is_some();
+    let kinds = [has_code.then_some("code"), node.map(|_| "nodejs"), by_kernel.then_some("jupyter")];
     let kinds: Vec<_> = kinds.into_iter().flatten().collect();
     let no_kernel = backends.jupyter.is_none().then_some("ipykernel");
     let missing = [absent(python, "python3"), absent(node, "node"), no_kernel];
     json!({
-        "status": if kinds.is_empty() { "absent" } else { "ready" },
+        "status": if kinds.is_empty() && backends.jupyter.is_none() { "absent" } else { "ready" },
         "backend": backends.python,
         "kinds": kinds,
         "default_python": binary(python),
@@ -242,18 +341,20 @@ fn code_interpreter(hello: Option<&Hello>, backends: Backends) -> Value {
         "jupyter_backend": backends.jupyter,
         "endpoint": backends.endpoint,
         "missing": missing.into_iter().flatten().collect::<Vec<_>>(),
-        "warnings": [],
+        "warnings": external(&backends).into_iter().collect::<Vec<_>>(),
     })
 }
 
-fn isolation(hello: Option<&Hello>) -> Value {
+fn isolation(hello: Option<&Hello>, backends: &Backends) -> Value {
     let Some(hello) = hello else { return Value::Null };
+    let warnings = hello.warnings.iter().map(String::as_str).chain(external(backends));
     json!({
+        "confinement": confinement(backends),
         "posture": hello.posture.posture.name(),
         "root": hello.posture.root,
         "layers": hello.posture.layers,
         "accounts": hello.accounts,
-        "warnings": hello.warnings,
+        "warnings": warnings.collect::<Vec<_>>(),
     })
 }
 
@@ -281,7 +382,7 @@ async fn v1_sandbox(State(state): State<AppState>) -> Response {
     let body = json!({
         "success": true,
         "message": "ok",
-        "data": summary(hello.as_deref()),
+        "data": summary(hello.as_deref(), &state.code().backends()),
         "hint": null,
         "home_dir": HOME,
         "workspace_dir": HOME,
@@ -292,16 +393,17 @@ async fn v1_sandbox(State(state): State<AppState>) -> Response {
     answer::json(StatusCode::OK, &body)
 }
 
-fn summary(hello: Option<&Hello>) -> String {
+fn summary(hello: Option<&Hello>, backends: &Backends) -> String {
     let version = |runtime: Option<&RuntimeReport>| match runtime {
         Some(runtime) => format!("{} ({})", runtime.version, runtime.binary),
         None => "not available".to_owned(),
     };
     let python = version(hello.and_then(|hello| hello.python.as_ref()));
     let node = version(hello.and_then(|hello| hello.node.as_ref()));
+    let elsewhere = external(backends).map(|text| format!("\nBut {text}")).unwrap_or_default();
     format!(
         "caisson {VERSION}\nHome and working directory: {HOME}\nPython: {python}\nNode.js: {node}\n\
-         Network: none, except to programs of the same sandbox"
+         Network: none, except to programs of the same sandbox{elsewhere}"
     )
 }
 

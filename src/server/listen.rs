@@ -5,11 +5,15 @@
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::Body;
-use hyper::body::Incoming;
+use axum::body::{Body, HttpBody};
+use axum::response::Response;
+use bytes::Bytes;
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
@@ -20,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use super::auth::Known;
-use super::crowd::{Crowd, Place};
+use super::crowd::{BODIES_BYTES_MAX, COUNTED_BYTES_LEAST, Crowd, Place, Seat};
 use super::patience::{Patient, Phase};
 use super::{App, AppState, app};
 
@@ -38,6 +42,8 @@ pub(super) struct Bounds {
     pub(super) keep_alive_max: Duration,
     /// How long a peer may take nothing of an answer.
     pub(super) write_max: Duration,
+    /// Bytes of bodies that one tenant's requests may have in memory.
+    pub(super) bodies_bytes_max: usize,
 }
 
 pub(super) const BOUNDS: Bounds = Bounds {
@@ -45,6 +51,7 @@ pub(super) const BOUNDS: Bounds = Bounds {
     head_read_max: Duration::from_secs(10),
     keep_alive_max: Duration::from_secs(75),
     write_max: Duration::from_secs(60),
+    bodies_bytes_max: BODIES_BYTES_MAX,
 };
 /// Largest request head, in bytes.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
@@ -89,7 +96,11 @@ pub(super) async fn serve_within(
         app: app(state.clone()),
         builder: builder(bounds.keep_alive_max),
         bounds,
-        crowd: Arc::new(Crowd::new(bounds.connections_max)),
+        crowd: Arc::new(Crowd::new(
+            bounds.connections_max,
+            of_one_tenant(bounds.connections_max, &state),
+            bounds.bodies_bytes_max,
+        )),
         cut: CancellationToken::new(),
     });
     let mut accepting = JoinSet::new();
@@ -105,6 +116,8 @@ pub(super) async fn serve_within(
             "requests still ran when their time to finish was over"
         );
     }
+    // Its streams have no end of their own.
+    state.mcp().close().await;
     // Only now: a caller who is not accepted would wait for an answer that nobody gives.
     accepting.shutdown().await;
     let graceful = Arc::into_inner(graceful).expect("only the accepting tasks shared it, and they ended");
@@ -159,16 +172,18 @@ async fn connection(stream: TcpStream, phase: Phase, shared: Arc<Shared>, watche
     // Answers are whole when they are written: waiting for more only adds delay.
     let _ = stream.set_nodelay(true);
     let (begun, ended) = (phase.clone(), phase.clone());
+    let (seat, counted) = (place.seat(), place.seat());
     let service = shared
         .app
         .clone()
-        .map_request(move |request: hyper::Request<Incoming>| {
+        .map_request(move |mut request: hyper::Request<Incoming>| {
             begun.begin();
+            request.extensions_mut().insert(seat.clone());
             request.map(Body::new)
         })
         .map_response(move |response| {
             ended.end(response.extensions().get::<Known>().is_some());
-            response
+            counted_while_untaken(response, &counted)
         });
     let service = TowerToHyperService::new(service);
     let stream =
@@ -177,7 +192,51 @@ async fn connection(stream: TcpStream, phase: Phase, shared: Arc<Shared>, watche
     tokio::select! {
         ended = watcher.watch(connection) => log_end(ended),
         () = shared.cut.cancelled() => {}
-        () = place.taken_back() => tracing::debug!("connection of a stranger closed to make room"),
+        () = place.taken_back() => tracing::debug!("connection closed to make room, of a stranger or for an answer not taken"),
+    }
+}
+
+/// With several tenants, one may have this part of the connections.
+const TENANTS_SHARE: usize = 4;
+
+fn of_one_tenant(connections_max: usize, state: &AppState) -> usize {
+    if state.config().has_several_tenants() { connections_max / TENANTS_SHARE } else { connections_max }
+}
+
+/// What hyper takes of a large answer stays counted until it is written.
+fn counted_while_untaken(response: Response, seat: &Seat) -> Response {
+    let is_small =
+        response.body().size_hint().upper().is_some_and(|bytes| bytes < COUNTED_BYTES_LEAST as u64);
+    if is_small {
+        return response;
+    }
+    response.map(|body| Body::new(CountedBody { body, seat: seat.clone() }))
+}
+
+struct CountedBody {
+    body: Body,
+    seat: Seat,
+}
+
+impl HttpBody for CountedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.body).poll_frame(context);
+        polled.map_ok(|frame| frame.map_data(|piece| this.seat.counted(piece)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

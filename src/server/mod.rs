@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::extract::Request;
-use axum::http::HeaderName;
+use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use tokio_util::task::TaskTracker;
@@ -21,8 +21,11 @@ use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::commands::Commands;
-use crate::config::Config;
+use crate::config::{ANY_ORIGIN, Config};
 use crate::files::Files;
+use crate::languages::Languages;
+use crate::objects::Objects;
+use crate::runs::Runs;
 
 mod aio;
 mod answer;
@@ -31,18 +34,26 @@ mod body;
 pub mod code;
 mod crowd;
 mod fields;
+mod form;
 mod front;
 mod guard;
 mod info;
+mod jwt;
+mod librechat;
 mod listen;
+mod mcp;
 mod openapi;
 mod patience;
+mod rates;
+mod request_log;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod wired;
 
 pub use code::CodeEngine;
 pub use listen::{DRAIN_MAX, serve};
+pub use mcp::serve_stdio;
 pub use wired::Wired;
 
 /// The whole HTTP side as one service.
@@ -58,25 +69,66 @@ struct Inner {
     commands: Arc<Commands>,
     keyring: auth::Keyring,
     guard: Option<guard::Guard>,
+    rates: rates::Rates,
     /// Absent in tests of the other planes.
     files: Option<Arc<Files>>,
+    /// Absent in tests of the other families.
+    objects: Option<Objects>,
+    runs: Option<Arc<Runs>>,
+    /// Those of the runs.
+    languages: Languages,
+    mcp: mcp::Mcp,
     lifecycle: Lifecycle,
     documents: openapi::Documents,
 }
 
 impl AppState {
     pub fn new(config: Arc<Config>, code: Arc<dyn CodeEngine>, commands: Arc<Commands>) -> AppState {
-        let keyring = auth::Keyring::new(&config.api_keys);
+        let keyring = auth::Keyring::new(&config);
         let guard = keyring.is_open().then(|| guard::Guard::new(&config));
         let documents = openapi::Documents::of(routes(&config).into_openapi());
-        let lifecycle = Lifecycle::default();
-        let inner = Inner { config, code, commands, keyring, guard, files: None, lifecycle, documents };
+        let inner = Inner {
+            rates: rates::Rates::new(config.librechat.rates),
+            mcp: mcp::Mcp::new(&config),
+            config,
+            code,
+            commands,
+            keyring,
+            guard,
+            files: None,
+            objects: None,
+            runs: None,
+            languages: Languages::default(),
+            lifecycle: Lifecycle::default(),
+            documents,
+        };
         AppState(Arc::new(inner))
     }
 
     /// Adds the file planes, before anybody else has this state.
     pub fn with_files(mut self, files: Arc<Files>) -> AppState {
         Arc::get_mut(&mut self.0).expect("the state was just made").files = Some(files);
+        self
+    }
+
+    /// Adds the stored files of sessions, as early.
+    pub fn with_objects(mut self, objects: Objects) -> AppState {
+        Arc::get_mut(&mut self.0).expect("the state was just made").objects = Some(objects);
+        self
+    }
+
+    /// Adds programs and their files, before anybody else has this state.
+    pub fn with_runs(mut self, runs: Arc<Runs>) -> AppState {
+        let inner = Arc::get_mut(&mut self.0).expect("the state was just made");
+        inner.languages = runs.languages().clone();
+        inner.runs = Some(runs);
+        self
+    }
+
+    /// Adds the languages alone, for tests without runs.
+    #[cfg(test)]
+    fn with_languages(mut self, languages: Languages) -> AppState {
+        Arc::get_mut(&mut self.0).expect("the state was just made").languages = languages;
         self
     }
 
@@ -90,6 +142,18 @@ impl AppState {
 
     pub(crate) fn files(&self) -> Option<&Arc<Files>> {
         self.0.files.as_ref()
+    }
+
+    pub(crate) fn objects(&self) -> Option<&Objects> {
+        self.0.objects.as_ref()
+    }
+
+    pub(crate) fn runs(&self) -> Option<&Arc<Runs>> {
+        self.0.runs.as_ref()
+    }
+
+    pub(crate) fn languages(&self) -> &Languages {
+        &self.0.languages
     }
 
     pub(crate) fn commands(&self) -> &Commands {
@@ -108,6 +172,14 @@ impl AppState {
     /// Present while no key is configured.
     fn guard(&self) -> Option<&guard::Guard> {
         self.0.guard.as_ref()
+    }
+
+    pub(crate) fn rates(&self) -> &rates::Rates {
+        &self.0.rates
+    }
+
+    fn mcp(&self) -> &mcp::Mcp {
+        &self.0.mcp
     }
 
     fn lifecycle(&self) -> &Lifecycle {
@@ -152,7 +224,10 @@ fn routes(config: &Config) -> OpenApiRouter<AppState> {
     OpenApiRouter::with_openapi(openapi::base())
         .merge(info::routes())
         .merge(openapi::routes())
+        .merge(librechat::routes())
+        .nest("/v1", librechat::routes())
         .merge(aio::routes(config.api_surface))
+        .merge(mcp::routes())
 }
 
 /// The service for [`serve`] and for tests.
@@ -161,6 +236,7 @@ pub fn app(state: AppState) -> App {
     let router = router
         .fallback(info::not_found)
         .method_not_allowed_fallback(info::method_not_allowed)
+        .layer(from_fn_with_state(state.clone(), librechat::limit_rate))
         .layer(from_fn_with_state(state.clone(), auth::require_key));
     let router = match cors(&state) {
         Some(cors) => router.layer(cors),
@@ -171,18 +247,28 @@ pub fn app(state: AppState) -> App {
     BoxCloneSyncService::new(from_fn_with_state(state, front::front).layer(router))
 }
 
-/// With a key anybody may ask, since no browser adds a key by itself; without one only listed origins.
+/// With a key whoever the operator lets may ask, by default anybody, since no browser adds a key by itself; without one
+/// only origins listed by name.
 fn cors(state: &AppState) -> Option<CorsLayer> {
     let origins = match state.guard() {
-        None => AllowOrigin::any(),
-        Some(guard) if guard.origins().is_empty() => return None,
-        Some(guard) => AllowOrigin::list(guard.origins()),
+        None if state.config().librechat.cors_origins.iter().any(|origin| origin == ANY_ORIGIN) => {
+            AllowOrigin::any()
+        }
+        _ => {
+            let listed = guard::listed_origins(state.config());
+            let origins: Vec<_> =
+                listed.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()).collect();
+            if origins.is_empty() {
+                return None;
+            }
+            AllowOrigin::list(origins)
+        }
     };
     // `*` would not cover Authorization, so the headers asked for are the ones allowed.
     let cors = CorsLayer::new()
         .allow_origin(origins)
         .allow_methods(AllowMethods::mirror_request())
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([HeaderName::from_static(front::ID_HEADER)]);
+        .expose_headers([front::ID_HEADER, mcp::SESSION_HEADER].map(HeaderName::from_static));
     Some(cors)
 }

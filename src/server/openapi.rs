@@ -2,6 +2,8 @@
 //! cannot be in one of them only.
 #![forbid(unsafe_code)]
 
+use std::collections::HashSet;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -25,10 +27,37 @@ pub(crate) struct Documents {
 }
 
 impl Documents {
-    pub(crate) fn of(document: OpenApi) -> Documents {
+    pub(crate) fn of(mut document: OpenApi) -> Documents {
+        name_apart(&mut document);
         let mut v2 = document.clone();
         v2.paths.paths.retain(|path, _| path.starts_with("/v2/"));
         Documents { whole: render(&document), v2: render(&v2) }
+    }
+}
+
+/// Gives every operation a name of its own, as the format demands and generators of clients rely on: the first of a name
+/// keeps it, others are called by their method and path. A family's routes are listed once and served twice.
+fn name_apart(document: &mut OpenApi) {
+    let mut taken = HashSet::new();
+    for (path, item) in &mut document.paths.paths {
+        let operations = [
+            ("get", &mut item.get),
+            ("head", &mut item.head),
+            ("post", &mut item.post),
+            ("put", &mut item.put),
+            ("patch", &mut item.patch),
+            ("delete", &mut item.delete),
+        ];
+        for (method, operation) in operations {
+            let Some(operation) = operation else { continue };
+            let given = operation.operation_id.take().unwrap_or_default();
+            let own = match given.is_empty() || taken.contains(&given) {
+                true => format!("{method}{}", path.replace(|c: char| !c.is_ascii_alphanumeric(), "_")),
+                false => given,
+            };
+            taken.insert(own.clone());
+            operation.operation_id = Some(own);
+        }
     }
 }
 

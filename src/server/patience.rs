@@ -1,5 +1,6 @@
 //! How long a connection may be silent: between two requests as long as clients keep theirs open, within the head
-//! of a request much shorter. hyper has one limit for both.
+//! of a request much shorter. hyper has one limit for both. And for how long its peer is waited for: one that takes next
+//! to nothing of its answer, or has gone without waiting for it.
 //!
 //! ```text
 //! Head ──request complete──▶ Busy ──answer made──▶ Waiting ──first byte of the next──▶ Head
@@ -13,8 +14,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use futures_util::FutureExt;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
+
+/// Least of an answer that its peer takes in the time it has for that. Its own tests write less.
+const TAKEN_LEAST: usize = if cfg!(test) { 1024 } else { 64 * 1024 };
+/// How often it is looked whether the peer of a request being answered is still there.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// The other side of a stream.
+pub(super) trait Peer {
+    /// Whether it has said that nothing more comes; known before what came is read.
+    fn has_closed(&self) -> bool;
+}
+
+impl Peer for TcpStream {
+    fn has_closed(&self) -> bool {
+        matches!(self.ready(Interest::READABLE).now_or_never(), Some(Ok(ready)) if ready.is_read_closed())
+    }
+}
 
 /// Where a connection is; told by whoever takes its requests.
 #[derive(Clone, Debug)]
@@ -52,6 +72,10 @@ impl Phase {
         let mut state = self.state();
         state.is_known |= is_known;
         state.enter(if is_known { Stage::Waiting } else { Stage::WaitingForStranger });
+    }
+
+    fn is_busy(&self) -> bool {
+        self.state().stage == Stage::Busy
     }
 
     /// Since when a peer that never showed a key has had no request on its way here, nor one being answered. A head
@@ -98,22 +122,49 @@ pub(super) struct Patient<S> {
     head_max: Duration,
     deadline: Pin<Box<Sleep>>,
     write_max: Duration,
-    /// Runs while the peer takes nothing of what is to be written.
+    /// Runs while the peer is waited for to take [`TAKEN_LEAST`] of what is to be written.
     stalled: Option<Pin<Box<Sleep>>>,
+    taken: usize,
+    /// When it is looked next whether the peer is there, and whether it was gone the last time.
+    look: Pin<Box<Sleep>>,
+    was_gone: bool,
 }
 
 impl<S> Patient<S> {
-    /// `write_max`: how long a peer may take nothing of an answer.
+    /// `write_max`: how long a peer may take for [`TAKEN_LEAST`] of an answer.
     pub(super) fn new(stream: S, phase: Phase, head_max: Duration, write_max: Duration) -> Patient<S> {
         let deadline = Box::pin(tokio::time::sleep(head_max));
-        Patient { stream, phase, head_max, deadline, write_max, stalled: None }
+        let look = Box::pin(tokio::time::sleep(LOOK_EVERY));
+        Patient {
+            stream,
+            phase,
+            head_max,
+            deadline,
+            write_max,
+            stalled: None,
+            taken: 0,
+            look,
+            was_gone: false,
+        }
     }
 
     /// An answer that nobody takes is memory that nobody gives back.
-    fn bound<T>(&mut self, context: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if polled.is_ready() {
-            self.stalled = None;
-            return polled;
+    fn bound(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(bytes)) = written {
+            self.taken += bytes;
+            if self.taken >= TAKEN_LEAST {
+                self.take_heart();
+            }
+        }
+        if written.is_ready() {
+            return written;
+        }
+        if self.stalled.is_none() {
+            self.taken = 0;
         }
         let write_max = self.write_max;
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(write_max)));
@@ -121,6 +172,30 @@ impl<S> Patient<S> {
             Poll::Ready(()) => Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut))),
             Poll::Pending => Poll::Pending,
         }
+    }
+
+    fn take_heart(&mut self) {
+        (self.stalled, self.taken) = (None, 0);
+    }
+}
+
+impl<S: Peer> Patient<S> {
+    /// Whether the peer has left while its request is being answered. hyper would see that too, but not behind bytes that
+    /// it keeps for later: whoever sends some of a next request could leave a program running that nobody waits for.
+    /// Twice in a row, with nothing read in between: what came before the end is read first.
+    fn is_left(&mut self, context: &mut Context<'_>) -> bool {
+        if !self.phase.is_busy() {
+            return false;
+        }
+        while self.look.as_mut().poll(context).is_ready() {
+            let is_gone = self.stream.has_closed();
+            if is_gone && self.was_gone {
+                return true;
+            }
+            self.was_gone = is_gone;
+            self.look.as_mut().reset(Instant::now() + LOOK_EVERY);
+        }
+        false
     }
 }
 
@@ -134,6 +209,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
         let before = buffer.filled().len();
         let polled = Pin::new(&mut this.stream).poll_read(context, buffer);
         let has_read = buffer.filled().len() > before;
+        this.was_gone &= !has_read;
         let (stage, begins) = this.phase.on_read(has_read);
         if begins {
             this.deadline.as_mut().reset(Instant::now() + this.head_max);
@@ -145,7 +221,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Peer + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.stream).poll_write(context, bytes);
@@ -154,8 +230,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let polled = Pin::new(&mut this.stream).poll_flush(context);
-        this.bound(context, polled)
+        if this.is_left(context) {
+            return Poll::Ready(Err(io::Error::from(io::ErrorKind::ConnectionAborted)));
+        }
+        // hyper flushes what it has written, so all of it is taken.
+        this.take_heart();
+        Pin::new(&mut this.stream).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -182,6 +262,12 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
     use super::*;
+
+    impl Peer for DuplexStream {
+        fn has_closed(&self) -> bool {
+            false
+        }
+    }
 
     const HEAD_MAX: Duration = Duration::from_millis(60);
 
@@ -218,6 +304,18 @@ mod tests {
         let (written, ()) = tokio::join!(writes, reads);
         assert!(written.is_ok(), "one that is slow takes its time");
         assert!(peer.read(&mut slow).await.is_ok());
+        // One that takes a little now and then, so that it never takes nothing, is too slow.
+        let (mut peer, mut ours, phase) = connection();
+        phase.begin();
+        let writes = ours.write_all(&answer);
+        let reads = async {
+            loop {
+                tokio::time::sleep(HEAD_MAX / 3).await;
+                peer.read_exact(&mut [0; 64]).await.unwrap();
+            }
+        };
+        let written = tokio::select! { written = writes => written, () = reads => unreachable!() };
+        assert_eq!(written.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     const STILL_OPEN: usize = usize::MAX;

@@ -84,6 +84,7 @@ impl CodeEngine for Wired {
             slots_max: stats.slots.max,
             slots_ready: stats.slots.ready,
             sessions: stats.sessions,
+            sessions_cleaned: stats.sessions_cleaned,
             cells_running: stats.cells_running,
             sandboxes_live: stats.sandboxes_live,
         }

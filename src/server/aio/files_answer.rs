@@ -5,10 +5,10 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use utoipa::ToSchema;
+use utoipa::{IntoResponses, ToSchema};
 
 use super::files_wire::{Asked, NotTaken, Parsed};
-use super::refuse::{Generation, refused};
+use super::refuse::{Generation, InvalidBody, RefusedBody, refused};
 use crate::engine::TenantId;
 use crate::files::wire::{Answer, Edit, FaultKind, Op};
 use crate::files::{FileError, fault_text};
@@ -111,6 +111,40 @@ pub(super) struct FileFailure {
     padding: Map<String, Value>,
 }
 
+/// Beside what was done, or could not be.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "the document's list of what a route may answer")]
+pub(super) enum FileRefusals {
+    #[response(status = 422, description = "The request does not say what to do")]
+    Invalid(InvalidBody),
+    #[response(status = 429, description = "Too many operations at once")]
+    Busy(RefusedBody),
+    #[response(status = 503, description = "Nothing was started")]
+    Unavailable(RefusedBody),
+}
+
+/// Beside a result on v2, which has a status for each failure.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "the document's list of what a route may answer")]
+pub(super) enum FileFailures {
+    #[response(status = 400, description = "The request cannot be carried out as it is")]
+    BadRequest(Envelope<FileFailure>),
+    #[response(status = 403, description = "Not allowed, or outside the space")]
+    Forbidden(Envelope<FileFailure>),
+    #[response(status = 404, description = "Nothing of this name")]
+    NotFound(Envelope<FileFailure>),
+    #[response(status = 409, description = "It is there already, or was done in part")]
+    Conflict(Envelope<FileFailure>),
+    #[response(status = 422, description = "The request does not say what to do, or text is no text")]
+    Invalid(InvalidBody),
+    #[response(status = 429, description = "Too many operations at once")]
+    Busy(RefusedBody),
+    #[response(status = 503, description = "Nothing was started")]
+    Unavailable(RefusedBody),
+    #[response(status = 507, description = "The space is full")]
+    Full(Envelope<FileFailure>),
+}
+
 /// Does what was asked and answers.
 pub(super) async fn run(
     state: &AppState,
@@ -130,7 +164,22 @@ pub(super) async fn run(
     };
     match done {
         Ok((answer, text)) => success(&op, &path, answer, text, about),
-        Err(error) => failed(error, about),
+        Err(error) => {
+            let path = path_of(&error, &op).map_or(about.path, str::to_owned);
+            failed(error, About { path, ..about })
+        }
+    }
+}
+
+/// The path that a failure is about, where that is not the operation's own: what is taken already is a destination.
+fn path_of<'a>(error: &FileError, op: &'a Op) -> Option<&'a str> {
+    match (error, op) {
+        (FileError::Fault(fault), Op::Copy { destination, .. } | Op::Move { destination, .. })
+            if fault.kind == FaultKind::AlreadyExists =>
+        {
+            Some(destination)
+        }
+        _ => None,
     }
 }
 
@@ -293,5 +342,28 @@ fn exception(error: &FileError, errno: Option<i32>) -> &'static str {
             _ => "OSError",
         },
         (None, _) => "OSError",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+    use crate::files::wire::Fault;
+
+    #[test]
+    fn a_conflict_names_the_destination_and_nothing_else_does() {
+        let (source, destination) = ("/tmp/a".to_owned(), "/tmp/b".to_owned());
+        let copy = Op::Copy { source: source.clone(), destination: destination.clone(), overwrite: false };
+        let rename = Op::Move { source, destination, overwrite: false };
+        let fault = |errno| FileError::Fault(Fault::errno(errno));
+        for op in [&copy, &rename] {
+            assert_eq!(path_of(&fault(Errno::EXIST), op), Some("/tmp/b"));
+            assert_eq!(path_of(&fault(Errno::NOENT), op), None);
+            assert_eq!(path_of(&FileError::Interrupted, op), None);
+        }
+        let mkdir = Op::Mkdir { path: "/tmp/c".to_owned(), parents: false };
+        assert_eq!(path_of(&fault(Errno::EXIST), &mkdir), None);
     }
 }

@@ -2,28 +2,20 @@
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
-use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use axum::body::Body;
-use axum::extract::multipart::{Field, MultipartError};
-use axum::extract::{FromRequest, Multipart, Request};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures_util::stream::{Stream, StreamExt, try_unfold, unfold};
+use futures_util::stream::try_unfold;
 use http_body_util::BodyExt;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
-use tokio::sync::mpsc;
-use tracing::Instrument;
-use utoipa::ToSchema;
+use utoipa::{IntoResponses, ToSchema};
 
-use super::files_answer::{About, failed};
+use super::files_answer::{About, FileFailure, failed};
 use super::files_wire::{NotTaken, PathQuery, Who};
-use super::refuse::{Generation, refused};
+use super::refuse::{Generation, RefusedBody, refused};
 use crate::engine::TenantId;
 use crate::files::names;
 use crate::files::transfer::{Arrival, Download, Incoming, STREAM_IDLE_MAX, Version};
@@ -31,17 +23,13 @@ use crate::files::wire::{Fault, FaultKind, Finish, PATH_BYTES_MAX, TREE_BYTES_MA
 use crate::files::{FileError, Operation};
 use crate::server::AppState;
 use crate::server::answer::Envelope;
+use crate::server::form::{self, Form};
+use crate::server::transfer::{attachment, disposition, paced, set};
 
 /// Largest file that can be uploaded.
-pub(super) const UPLOAD_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
+const UPLOAD_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
 /// What a multipart body may have beside the file.
-pub(super) const FORM_BYTES_MAX: usize = 1024 * 1024;
-/// How much of a body that nobody wants any more is still read, so that its sender sees the answer.
-const DISCARDED_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// How long that may take.
-const DISCARD_TIME_MAX: Duration = Duration::from_secs(10);
-/// What RFC 8187 lets stand in a name as it is.
-const NAME_CHARACTERS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'.').remove(b'-').remove(b'_').remove(b'~');
+const FORM_BYTES_MAX: u64 = 1024 * 1024;
 /// The name of an upload that has none.
 const NAMELESS: &str = "upload";
 
@@ -50,6 +38,34 @@ async fn enter(state: &AppState, tenant: &TenantId, who: &Who) -> Result<Operati
 }
 
 // --- downloads ---------------------------------------------------------------------------------------------------
+
+/// What a download may answer.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "the document's list of what a route may answer")]
+pub(super) enum DownloadAnswers {
+    #[response(status = 200, content_type = "application/octet-stream", description = "The whole file")]
+    Whole(Vec<u8>),
+    #[response(status = 206, content_type = "application/octet-stream", description = "The part asked for")]
+    Part(Vec<u8>),
+    #[response(status = 304, description = "It is what the caller has")]
+    NotModified,
+    #[response(status = 400, description = "The request cannot be carried out as it is")]
+    BadRequest(Envelope<FileFailure>),
+    #[response(status = 403, description = "Not allowed, or outside the space")]
+    Forbidden(Envelope<FileFailure>),
+    #[response(status = 404, description = "Nothing of this name")]
+    NotFound(Envelope<FileFailure>),
+    #[response(status = 409, description = "It changed, with `change_policy=abort`")]
+    Changed(Envelope<FileFailure>),
+    #[response(status = 412, description = "It is not what `If-Match` names")]
+    NoMatch(RefusedBody),
+    #[response(status = 416, description = "It has no such part")]
+    NoSuchPart(RefusedBody),
+    #[response(status = 429, description = "Too many operations at once")]
+    Busy(RefusedBody),
+    #[response(status = 503, description = "Nothing was started")]
+    Unavailable(RefusedBody),
+}
 
 pub(super) async fn download(
     state: &AppState,
@@ -136,40 +152,10 @@ async fn send(file: Download, path: &str, headers: &HeaderMap, aborts: bool) -> 
     set(&mut response, header::ETAG, &tag);
     set(&mut response, header::LAST_MODIFIED, &httpdate::fmt_http_date(version.modified_at()));
     if response.status().is_success() {
-        attachment(&mut response, names::last(path), "application/octet-stream");
+        attachment(&mut response, &disposition(names::last(path)), "application/octet-stream");
         set(&mut response, header::ACCEPT_RANGES, "bytes");
     }
     Ok(response)
-}
-
-/// Headers of everything that a guest has made and a browser might open.
-fn attachment(response: &mut Response, name: &str, content_type: &str) {
-    set(response, header::CONTENT_TYPE, content_type);
-    set(response, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
-    set(response, header::CONTENT_SECURITY_POLICY, "sandbox");
-    set(response, header::CONTENT_DISPOSITION, &disposition(name));
-}
-
-/// `attachment; filename="plot.png"`, and the whole name in a second form where the first cannot hold it.
-fn disposition(name: &str) -> String {
-    let plain: String = name
-        .chars()
-        .map(|character| match character {
-            '"' | '\\' | '%' => '_',
-            ' '..='~' => character,
-            _ => '_',
-        })
-        .collect();
-    if plain == name {
-        return format!("attachment; filename=\"{plain}\"");
-    }
-    let whole = utf8_percent_encode(name, NAME_CHARACTERS);
-    format!("attachment; filename=\"{plain}\"; filename*=UTF-8''{whole}")
-}
-
-fn set(response: &mut Response, name: HeaderName, value: &str) {
-    let value = HeaderValue::from_str(value).expect("what is set here is visible ASCII");
-    response.headers_mut().insert(name, value);
 }
 
 enum Verdict {
@@ -317,42 +303,6 @@ impl Sending {
     }
 }
 
-/// A body that is given up, with all that it holds, once its caller has read nothing for `idle_max`. Two pieces are
-/// held at most.
-fn paced(pieces: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static, idle_max: Duration) -> Body {
-    let (sender, receiver) = mpsc::channel(1);
-    let is_whole = Arc::new(AtomicBool::new(false));
-    let sent_whole = Arc::clone(&is_whole);
-    let sending = async move {
-        let mut pieces = pin!(pieces);
-        while let Some(piece) = pieces.next().await {
-            let is_last = piece.is_err();
-            match tokio::time::timeout(idle_max, sender.send(piece)).await {
-                Ok(Ok(())) if !is_last => {}
-                Ok(_) => return,
-                Err(_) => {
-                    tracing::info!("a transfer is given up: its caller reads no further");
-                    return;
-                }
-            }
-        }
-        is_whole.store(true, Ordering::Release);
-    };
-    tokio::spawn(sending.in_current_span());
-    Body::from_stream(unfold(Some(receiver), move |receiver| {
-        let sent_whole = Arc::clone(&sent_whole);
-        async move {
-            let mut receiver = receiver?;
-            match receiver.recv().await {
-                Some(piece) => Some((piece, Some(receiver))),
-                None if sent_whole.load(Ordering::Acquire) => None,
-                // Without an error the end of a part would pass for the end of the whole.
-                None => Some((Err(std::io::Error::from(std::io::ErrorKind::TimedOut)), None)),
-            }
-        }
-    }))
-}
-
 // --- uploads -----------------------------------------------------------------------------------------------------
 
 /// A file that was taken in.
@@ -384,9 +334,10 @@ pub(super) async fn upload(
         Generation::V1 => Who::default(),
         Generation::V2 => Who::of_query(request.uri().query()),
     };
-    let form = match Multipart::from_request(request, state).await {
+    let bytes_max = UPLOAD_BYTES_MAX + FORM_BYTES_MAX;
+    let mut form = match Form::of(request, bytes_max) {
         Ok(form) => form,
-        Err(rejection) => return refused(rejection.status(), rejection.body_text(), None),
+        Err(unread) => return refused(StatusCode::BAD_REQUEST, unread.to_string(), None),
     };
     let mut upload = Upload { state, tenant, who, path: None, incoming: None, name: String::new() };
     let about = |path: &Option<String>| {
@@ -399,21 +350,24 @@ pub(super) async fn upload(
         }
         about
     };
-    match upload.read(form).await {
+    match upload.read(&mut form).await {
         Ok(()) => {}
         Err(Unread::Form(error)) => {
-            // A body that breaks off is its sender's fault.
-            let status =
-                if error.status().is_server_error() { StatusCode::BAD_REQUEST } else { error.status() };
-            return refused(status, error.body_text(), None);
-        }
-        Err(Unread::TooSlow) => {
-            return refused(StatusCode::REQUEST_TIMEOUT, "Request body did not arrive in time", None);
+            let status = match error {
+                form::Unread::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+                form::Unread::TooSlow => StatusCode::REQUEST_TIMEOUT,
+                // A body that breaks off is its sender's fault.
+                form::Unread::Broken | form::Unread::NotAForm => StatusCode::BAD_REQUEST,
+            };
+            return refused(status, error.to_string(), None);
         }
         Err(Unread::Path) => {
             return refused(StatusCode::BAD_REQUEST, "the part `path` is not the path of a file", None);
         }
-        Err(Unread::Failed(error)) => return failed(error, about(&upload.path)),
+        Err(Unread::Failed(error)) => {
+            form.discard().await;
+            return failed(error, about(&upload.path));
+        }
     }
     let Some(incoming) = upload.incoming else {
         let missing = "missing part `file`";
@@ -444,40 +398,43 @@ struct Upload<'a> {
 }
 
 enum Unread {
-    Form(MultipartError),
-    TooSlow,
+    Form(form::Unread),
     /// The text of the part is too long or no text.
     Path,
     Failed(FileError),
 }
 
+impl From<form::Unread> for Unread {
+    fn from(unread: form::Unread) -> Unread {
+        Unread::Form(unread)
+    }
+}
+
 impl Upload<'_> {
     /// Takes the parts in whatever order they come.
-    async fn read(&mut self, mut form: Multipart) -> Result<(), Unread> {
-        while let Some(mut field) = in_time(form.next_field()).await? {
-            match field.name() {
-                Some("file") if self.incoming.is_none() => {
-                    let given =
-                        field.file_name().map(|name| name.rsplit(['/', '\\']).next().unwrap_or_default());
-                    let name = given.filter(|name| !matches!(*name, "" | "." | "..")).unwrap_or(NAMELESS);
-                    self.name = name.to_owned();
-                    if let Err(error) = self.file(&mut field).await {
-                        discard_field(&mut field).await;
-                        return Err(error);
-                    }
+    async fn read(&mut self, form: &mut Form) -> Result<(), Unread> {
+        while let Some(part) = form.next().await? {
+            match part.name.as_str() {
+                "file" if self.incoming.is_none() => {
+                    self.name = last_name(part.file_name.as_deref()).to_owned();
+                    self.file(form).await?;
                 }
-                Some("path") => self.path = Some(path_of(&mut field).await?).filter(|path| !path.is_empty()),
-                _ => while in_time(field.chunk()).await?.is_some() {},
+                "path" => {
+                    let path = form.content(PATH_BYTES_MAX).await?.ok_or(Unread::Path)?;
+                    let path = String::from_utf8(path).map_err(|_| Unread::Path)?;
+                    self.path = Some(path).filter(|path| !path.is_empty());
+                }
+                _ => {}
             }
         }
         Ok(())
     }
 
-    async fn file(&mut self, field: &mut Field<'_>) -> Result<(), Unread> {
+    async fn file(&mut self, form: &mut Form) -> Result<(), Unread> {
         let operation = enter(self.state, self.tenant, &self.who).await.map_err(Unread::Failed)?;
         let begun = operation.upload(self.path.clone(), UPLOAD_BYTES_MAX).await;
         let mut incoming = begun.map_err(Unread::Failed)?;
-        while let Some(piece) = in_time(field.chunk()).await? {
+        while let Some(piece) = form.chunk().await? {
             incoming.write(&piece).await.map_err(Unread::Failed)?;
         }
         self.incoming = Some(incoming);
@@ -485,34 +442,11 @@ impl Upload<'_> {
     }
 }
 
-async fn in_time<T>(next: impl Future<Output = Result<T, MultipartError>>) -> Result<T, Unread> {
-    let next = tokio::time::timeout(STREAM_IDLE_MAX, next).await;
-    next.map_err(|_| Unread::TooSlow)?.map_err(Unread::Form)
-}
-
-async fn path_of(field: &mut Field<'_>) -> Result<String, Unread> {
-    let mut path = Vec::new();
-    while let Some(piece) = in_time(field.chunk()).await? {
-        path.extend_from_slice(&piece);
-        if path.len() > PATH_BYTES_MAX {
-            return Err(Unread::Path);
-        }
-    }
-    String::from_utf8(path).map_err(|_| Unread::Path)
-}
-
-async fn discard_field(field: &mut Field<'_>) {
-    let rest = async {
-        let mut seen = 0;
-        while let Ok(Some(piece)) = field.chunk().await {
-            seen += piece.len();
-            if seen > DISCARDED_BYTES_MAX {
-                return;
-            }
-        }
-    };
-    // What is left then is cut off with the connection.
-    let _ = tokio::time::timeout(DISCARD_TIME_MAX, rest).await;
+/// What an uploaded file is called where no path says another: the last part of its name.
+fn last_name(given: Option<&str>) -> &str {
+    let last = given.and_then(|name| name.rsplit(['/', '\\']).next()).unwrap_or_default();
+    let is_name = !matches!(last, "" | "." | "..") && !last.contains(char::is_control);
+    if is_name { last } else { NAMELESS }
 }
 
 // --- trees -------------------------------------------------------------------------------------------------------
@@ -552,7 +486,8 @@ pub(super) async fn tree_out(state: &AppState, tenant: &TenantId, query: Option<
         Ok::<_, std::io::Error>(piece.map(|piece| (piece, (None, outgoing))))
     });
     let mut response = Response::new(paced(stream, STREAM_IDLE_MAX));
-    attachment(&mut response, &format!("{}.tar", names::last(&path)), "application/x-tar");
+    let name = format!("{}.tar", names::last(&path));
+    attachment(&mut response, &disposition(&name), "application/x-tar");
     response
 }
 
@@ -591,7 +526,7 @@ pub(super) async fn tree_in(state: &AppState, tenant: &TenantId, request: Reques
         };
         let Ok(piece) = frame.into_data() else { continue };
         if let Err(error) = incoming.write(&piece).await {
-            discard_body(&mut body).await;
+            form::discard(&mut body).await;
             return failed(error, about);
         }
     }
@@ -602,22 +537,10 @@ pub(super) async fn tree_in(state: &AppState, tenant: &TenantId, request: Reques
     }
 }
 
-async fn discard_body(body: &mut Body) {
-    let rest = async {
-        let mut seen = 0;
-        while let Some(Ok(frame)) = body.frame().await {
-            seen += frame.data_ref().map_or(0, Bytes::len);
-            if seen > DISCARDED_BYTES_MAX {
-                return;
-            }
-        }
-    };
-    // What is left then is cut off with the connection.
-    let _ = tokio::time::timeout(DISCARD_TIME_MAX, rest).await;
-}
-
 #[cfg(test)]
 mod tests {
+    use axum::http::HeaderValue;
+
     use super::*;
 
     #[test]
@@ -640,41 +563,6 @@ mod tests {
         ] {
             assert_eq!(part_of(wanted, bytes), part, "{wanted} of {bytes}");
         }
-    }
-
-    #[test]
-    fn a_name_cannot_break_out_of_its_header() {
-        assert_eq!(disposition("plot.png"), "attachment; filename=\"plot.png\"");
-        assert_eq!(
-            disposition("a\"\r\nX: y.txt"),
-            "attachment; filename=\"a___X: y.txt\"; filename*=UTF-8''a%22%0D%0AX%3A%20y.txt"
-        );
-        assert_eq!(disposition("größe"), "attachment; filename=\"gr__e\"; filename*=UTF-8''gr%C3%B6%C3%9Fe");
-    }
-
-    #[tokio::test]
-    async fn a_body_comes_whole_and_one_that_nobody_reads_is_given_up() {
-        let pieces = |count| {
-            let dropped = Arc::new(());
-            let held = Arc::downgrade(&dropped);
-            let stream = unfold((0, dropped), move |(at, dropped)| async move {
-                (at < count).then(|| (Ok(Bytes::from_static(b"piece")), (at + 1, dropped)))
-            });
-            (stream, held)
-        };
-        let body = paced(pieces(3).0, STREAM_IDLE_MAX);
-        assert_eq!(body.collect().await.unwrap().to_bytes(), "piecepiecepiece");
-
-        let (stream, held) = pieces(1_000);
-        let mut body = paced(stream, Duration::from_millis(20));
-        assert!(body.frame().await.unwrap().is_ok());
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        assert_eq!(held.strong_count(), 0, "what it held is free");
-        let mut last = Ok(0);
-        while let Some(frame) = body.frame().await {
-            last = frame.map(|_| 0);
-        }
-        assert!(last.is_err(), "and it does not end as if it were whole");
     }
 
     #[test]

@@ -1,31 +1,28 @@
 //! File routes under `/v1/file`.
 #![forbid(unsafe_code)]
 
-use axum::Extension;
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::extract::Request;
 use axum::http::{HeaderMap, Uri};
 use axum::response::Response;
 use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::files_answer::{FileFailure, ReadData, run};
-use super::files_io::{self, FORM_BYTES_MAX, UPLOAD_BYTES_MAX, UploadData, UploadForm};
+use super::Context;
+use super::files_answer::{FileRefusals, ReadData, run};
+use super::files_io::{self, DownloadAnswers, UploadData, UploadForm};
 use super::files_wire::{
     DeleteRequest, EditRequest, GrepRequest, MkdirRequest, PathQuery, TransferRequest, V1FindRequest,
     V1GlobRequest, V1ListRequest, V1ReadRequest, V1ReplaceRequest, V1SearchRequest, V1StatRequest,
     V1WriteRequest,
 };
-use super::refuse::{Generation, InvalidBody, RefusedBody};
-use crate::engine::TenantId;
+use super::refuse::{Generation, RefusedBody};
 use crate::files::wire::{Edited, FileStat, Globbed, Grepped, Listed};
 use crate::server::AppState;
 use crate::server::answer::Envelope;
 use crate::server::body::JsonBytes;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
-    // The bytes of a file count apart from what may stand around them.
-    let form = DefaultBodyLimit::max(UPLOAD_BYTES_MAX as usize + FORM_BYTES_MAX);
     OpenApiRouter::new()
         .routes(routes!(read))
         .routes(routes!(write))
@@ -42,7 +39,7 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(move_to))
         .routes(routes!(delete))
         .routes(routes!(download))
-        .merge(OpenApiRouter::new().routes(routes!(upload)).layer(form))
+        .routes(routes!(upload))
 }
 
 /// Read a file's text, or some of its lines.
@@ -51,16 +48,10 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
     request_body = V1ReadRequest,
     responses(
         (status = 200, body = Envelope<ReadData>, description = "Done; or not, with `success: false`"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn read(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn read(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, V1ReadRequest::parse(&body), Generation::V1).await
 }
 
@@ -70,16 +61,10 @@ async fn read(
     request_body = V1WriteRequest,
     responses(
         (status = 200, body = Envelope<Value>, description = "Done; or not, with `success: false`"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn write(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn write(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, V1WriteRequest::parse(&body), Generation::V1).await
 }
 
@@ -89,16 +74,10 @@ async fn write(
     request_body = V1ListRequest,
     responses(
         (status = 200, body = Envelope<Listed>, description = "Done; or not, with `success: false`"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn list(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn list(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, V1ListRequest::parse(&body), Generation::V1).await
 }
 
@@ -108,16 +87,10 @@ async fn list(
     request_body = V1FindRequest,
     responses(
         (status = 200, body = Envelope<Value>, description = "Done; or not, with `success: false`"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn find(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn find(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, V1FindRequest::parse(&body), Generation::V1).await
 }
 
@@ -127,16 +100,10 @@ async fn find(
     request_body = V1GlobRequest,
     responses(
         (status = 200, body = Envelope<Globbed>, description = "Done; or not, with `success: false`"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn glob(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn glob(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, V1GlobRequest::parse(&body), Generation::V1).await
 }
 
@@ -146,16 +113,10 @@ async fn glob(
     request_body = GrepRequest,
     responses(
         (status = 200, body = Envelope<Grepped>, description = "Done; or not, with `success: false`"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn grep(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn grep(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, GrepRequest::parse(&body, None), Generation::V1).await
 }
 
@@ -165,16 +126,10 @@ async fn grep(
     request_body = V1SearchRequest,
     responses(
         (status = 200, body = Envelope<Value>, description = "Done; or not, with `success: false`"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn search(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn search(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, V1SearchRequest::parse(&body), Generation::V1).await
 }
 
@@ -184,16 +139,10 @@ async fn search(
     request_body = V1ReplaceRequest,
     responses(
         (status = 200, body = Envelope<Value>, description = "Done; or not, with `success: false`"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn replace(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn replace(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, V1ReplaceRequest::parse(&body), Generation::V1).await
 }
 
@@ -203,16 +152,10 @@ async fn replace(
     request_body = EditRequest,
     responses(
         (status = 200, body = Envelope<Edited>, description = "Done; or not, with `success: false`"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn editor(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn editor(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, EditRequest::parse_v1(&body), Generation::V1).await
 }
 
@@ -222,16 +165,10 @@ async fn editor(
     request_body = V1StatRequest,
     responses(
         (status = 200, body = Envelope<FileStat>, description = "Done; or not, with `success: false`"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn stat(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn stat(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, V1StatRequest::parse(&body), Generation::V1).await
 }
 
@@ -241,16 +178,10 @@ async fn stat(
     request_body = MkdirRequest,
     responses(
         (status = 200, body = Envelope<Value>, description = "Done; or not, with `success: false`"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn mkdir(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn mkdir(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, MkdirRequest::parse(&body, None), Generation::V1).await
 }
 
@@ -260,16 +191,10 @@ async fn mkdir(
     request_body = TransferRequest,
     responses(
         (status = 200, body = Envelope<Value>, description = "Done; or not, with `success: false`"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn copy(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn copy(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, TransferRequest::parse_copy(&body, None), Generation::V1).await
 }
 
@@ -279,16 +204,10 @@ async fn copy(
     request_body = TransferRequest,
     responses(
         (status = 200, body = Envelope<Value>, description = "Done; or not, with `success: false`"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn move_to(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn move_to(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, TransferRequest::parse_move(&body, None), Generation::V1).await
 }
 
@@ -298,43 +217,23 @@ async fn move_to(
     request_body = DeleteRequest,
     responses(
         (status = 200, body = Envelope<Value>, description = "Done; or not, with `success: false`"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn delete(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn delete(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, DeleteRequest::parse(&body, None), Generation::V1).await
 }
 
 /// A file's bytes. `HEAD` answers the same without them. Takes `Range`, `If-Range` and the other validators.
 #[utoipa::path(
-    get, path = "/v1/file/download", tag = "files", operation_id = "v1_files_download",
+    method(get, head),
+    path = "/v1/file/download",
+    tag = "files",
+    operation_id = "v1_files_download",
     params(PathQuery),
-    responses(
-        (status = 200, body = Vec<u8>, content_type = "application/octet-stream", description = "The whole file"),
-        (status = 206, body = Vec<u8>, content_type = "application/octet-stream", description = "The part asked for"),
-        (status = 304, description = "It is what the caller has"),
-        (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
-        (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
-        (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 409, body = Envelope<FileFailure>, description = "It changed, with `change_policy=abort`"),
-        (status = 412, body = RefusedBody, description = "It is not what `If-Match` names"),
-        (status = 416, body = RefusedBody, description = "It has no such part"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
-    )
+    responses(DownloadAnswers)
 )]
-async fn download(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    uri: Uri,
-    headers: HeaderMap,
-) -> Response {
+async fn download(Context(state, tenant): Context, uri: Uri, headers: HeaderMap) -> Response {
     files_io::download(&state, &tenant, uri.query(), &headers, Generation::V1).await
 }
 
@@ -351,10 +250,6 @@ async fn download(
         (status = 503, body = RefusedBody, description = "Nothing was started"),
     )
 )]
-async fn upload(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    request: Request,
-) -> Response {
+async fn upload(Context(state, tenant): Context, request: Request) -> Response {
     files_io::upload(&state, &tenant, request, Generation::V1).await
 }

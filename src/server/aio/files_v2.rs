@@ -1,30 +1,27 @@
 //! File routes under `/v2/fs`.
 #![forbid(unsafe_code)]
 
-use axum::Extension;
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::extract::Request;
 use axum::http::{HeaderMap, Uri};
 use axum::response::Response;
 use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::files_answer::{FileFailure, ReadData, run};
-use super::files_io::{self, FORM_BYTES_MAX, TreeData, UPLOAD_BYTES_MAX, UploadData, UploadForm};
+use super::Context;
+use super::files_answer::{FileFailure, FileFailures, FileRefusals, ReadData, run};
+use super::files_io::{self, DownloadAnswers, TreeData, UploadData, UploadForm};
 use super::files_wire::{
     DeleteRequest, EditRequest, GrepRequest, ListQuery, MkdirRequest, PathQuery, ReadQuery, SearchQuery,
-    StatQuery, TransferRequest, WriteRequest,
+    StatQuery, TransferRequest, UserQuery, WriteRequest,
 };
-use super::refuse::{Generation, InvalidBody, RefusedBody};
-use crate::engine::TenantId;
+use super::refuse::{Generation, RefusedBody};
 use crate::files::wire::{Edited, FileStat, Grepped, Listed};
 use crate::server::AppState;
 use crate::server::answer::Envelope;
 use crate::server::body::JsonBytes;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
-    // The bytes of a file count apart from what may stand around them.
-    let form = DefaultBodyLimit::max(UPLOAD_BYTES_MAX as usize + FORM_BYTES_MAX);
     OpenApiRouter::new()
         .routes(routes!(read))
         .routes(routes!(write))
@@ -39,319 +36,156 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(delete))
         .routes(routes!(download))
         .routes(routes!(tree_out, tree_in))
-        .merge(OpenApiRouter::new().routes(routes!(upload)).layer(form))
+        .routes(routes!(upload))
 }
 
 /// Read a file's text, or some of its lines.
 #[utoipa::path(
     get, path = "/v2/fs/read", tag = "files", operation_id = "v2_files_read",
-    params(ReadQuery, ("user" = Option<String>, Query, description = "Account of the sandbox that owns what is created")),
-    responses(
-        (status = 200, body = Envelope<ReadData>, description = "Done"),
-        (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
-        (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
-        (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 409, body = Envelope<FileFailure>, description = "It is there already, or was done in part"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do, or text is no text"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
-        (status = 507, body = Envelope<FileFailure>, description = "The space is full"),
-    )
+    params(ReadQuery, UserQuery),
+    responses((status = 200, body = Envelope<ReadData>, description = "Done"), FileFailures)
 )]
-async fn read(State(state): State<AppState>, Extension(tenant): Extension<TenantId>, uri: Uri) -> Response {
+async fn read(Context(state, tenant): Context, uri: Uri) -> Response {
     run(&state, &tenant, ReadQuery::parse(uri.query()), Generation::V2).await
 }
 
 /// Write a file, as a whole or at its end.
 #[utoipa::path(
     post, path = "/v2/fs/write", tag = "files", operation_id = "v2_files_write",
-    params(("user" = Option<String>, Query, description = "Account of the sandbox that owns what is created")),
+    params(UserQuery),
     request_body = WriteRequest,
-    responses(
-        (status = 200, body = Envelope<Value>, description = "Done"),
-        (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
-        (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
-        (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 409, body = Envelope<FileFailure>, description = "It is there already, or was done in part"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do, or text is no text"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
-        (status = 507, body = Envelope<FileFailure>, description = "The space is full"),
-    )
+    responses((status = 200, body = Envelope<Value>, description = "Done"), FileFailures)
 )]
-async fn write(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    uri: Uri,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn write(Context(state, tenant): Context, uri: Uri, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, WriteRequest::parse(&body, uri.query()), Generation::V2).await
 }
 
 /// List a folder.
 #[utoipa::path(
     get, path = "/v2/fs/list", tag = "files", operation_id = "v2_files_list",
-    params(ListQuery, ("user" = Option<String>, Query, description = "Account of the sandbox that owns what is created")),
-    responses(
-        (status = 200, body = Envelope<Listed>, description = "Done"),
-        (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
-        (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
-        (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 409, body = Envelope<FileFailure>, description = "It is there already, or was done in part"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do, or text is no text"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
-        (status = 507, body = Envelope<FileFailure>, description = "The space is full"),
-    )
+    params(ListQuery, UserQuery),
+    responses((status = 200, body = Envelope<Listed>, description = "Done"), FileFailures)
 )]
-async fn list(State(state): State<AppState>, Extension(tenant): Extension<TenantId>, uri: Uri) -> Response {
+async fn list(Context(state, tenant): Context, uri: Uri) -> Response {
     run(&state, &tenant, ListQuery::parse(uri.query()), Generation::V2).await
 }
 
 /// What a path names.
 #[utoipa::path(
     get, path = "/v2/fs/stat", tag = "files", operation_id = "v2_files_stat",
-    params(StatQuery, ("user" = Option<String>, Query, description = "Account of the sandbox that owns what is created")),
-    responses(
-        (status = 200, body = Envelope<FileStat>, description = "Done"),
-        (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
-        (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
-        (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 409, body = Envelope<FileFailure>, description = "It is there already, or was done in part"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do, or text is no text"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
-        (status = 507, body = Envelope<FileFailure>, description = "The space is full"),
-    )
+    params(StatQuery, UserQuery),
+    responses((status = 200, body = Envelope<FileStat>, description = "Done"), FileFailures)
 )]
-async fn stat(State(state): State<AppState>, Extension(tenant): Extension<TenantId>, uri: Uri) -> Response {
+async fn stat(Context(state, tenant): Context, uri: Uri) -> Response {
     run(&state, &tenant, StatQuery::parse(uri.query()), Generation::V2).await
 }
 
 /// Find files by name.
 #[utoipa::path(
     get, path = "/v2/fs/search", tag = "files", operation_id = "v2_files_search",
-    params(SearchQuery, ("user" = Option<String>, Query, description = "Account of the sandbox that owns what is created")),
-    responses(
-        (status = 200, body = Envelope<Value>, description = "Done"),
-        (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
-        (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
-        (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 409, body = Envelope<FileFailure>, description = "It is there already, or was done in part"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do, or text is no text"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
-        (status = 507, body = Envelope<FileFailure>, description = "The space is full"),
-    )
+    params(SearchQuery, UserQuery),
+    responses((status = 200, body = Envelope<Value>, description = "Done"), FileFailures)
 )]
-async fn search(State(state): State<AppState>, Extension(tenant): Extension<TenantId>, uri: Uri) -> Response {
+async fn search(Context(state, tenant): Context, uri: Uri) -> Response {
     run(&state, &tenant, SearchQuery::parse(uri.query()), Generation::V2).await
 }
 
 /// Search what files hold.
 #[utoipa::path(
     post, path = "/v2/fs/grep", tag = "files", operation_id = "v2_files_grep",
-    params(("user" = Option<String>, Query, description = "Account of the sandbox that owns what is created")),
+    params(UserQuery),
     request_body = GrepRequest,
-    responses(
-        (status = 200, body = Envelope<Grepped>, description = "Done"),
-        (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
-        (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
-        (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 409, body = Envelope<FileFailure>, description = "It is there already, or was done in part"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do, or text is no text"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
-        (status = 507, body = Envelope<FileFailure>, description = "The space is full"),
-    )
+    responses((status = 200, body = Envelope<Grepped>, description = "Done"), FileFailures)
 )]
-async fn grep(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    uri: Uri,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn grep(Context(state, tenant): Context, uri: Uri, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, GrepRequest::parse(&body, uri.query()), Generation::V2).await
 }
 
 /// Replace a passage, insert lines, or undo that.
 #[utoipa::path(
     post, path = "/v2/fs/edit", tag = "files", operation_id = "v2_files_edit",
-    params(("user" = Option<String>, Query, description = "Account of the sandbox that owns what is created")),
+    params(UserQuery),
     request_body = EditRequest,
-    responses(
-        (status = 200, body = Envelope<Edited>, description = "Done"),
-        (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
-        (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
-        (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 409, body = Envelope<FileFailure>, description = "It is there already, or was done in part"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do, or text is no text"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
-        (status = 507, body = Envelope<FileFailure>, description = "The space is full"),
-    )
+    responses((status = 200, body = Envelope<Edited>, description = "Done"), FileFailures)
 )]
-async fn edit(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    uri: Uri,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn edit(Context(state, tenant): Context, uri: Uri, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, EditRequest::parse_v2(&body, uri.query()), Generation::V2).await
 }
 
 /// Make a folder.
 #[utoipa::path(
     post, path = "/v2/fs/mkdir", tag = "files", operation_id = "v2_files_mkdir",
-    params(("user" = Option<String>, Query, description = "Account of the sandbox that owns what is created")),
+    params(UserQuery),
     request_body = MkdirRequest,
-    responses(
-        (status = 200, body = Envelope<Value>, description = "Done"),
-        (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
-        (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
-        (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 409, body = Envelope<FileFailure>, description = "It is there already, or was done in part"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do, or text is no text"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
-        (status = 507, body = Envelope<FileFailure>, description = "The space is full"),
-    )
+    responses((status = 200, body = Envelope<Value>, description = "Done"), FileFailures)
 )]
-async fn mkdir(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    uri: Uri,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn mkdir(Context(state, tenant): Context, uri: Uri, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, MkdirRequest::parse(&body, uri.query()), Generation::V2).await
 }
 
 /// Copy a file or a folder.
 #[utoipa::path(
     post, path = "/v2/fs/copy", tag = "files", operation_id = "v2_files_copy",
-    params(("user" = Option<String>, Query, description = "Account of the sandbox that owns what is created")),
+    params(UserQuery),
     request_body = TransferRequest,
-    responses(
-        (status = 200, body = Envelope<Value>, description = "Done"),
-        (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
-        (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
-        (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 409, body = Envelope<FileFailure>, description = "It is there already, or was done in part"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do, or text is no text"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
-        (status = 507, body = Envelope<FileFailure>, description = "The space is full"),
-    )
+    responses((status = 200, body = Envelope<Value>, description = "Done"), FileFailures)
 )]
-async fn copy(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    uri: Uri,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn copy(Context(state, tenant): Context, uri: Uri, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, TransferRequest::parse_copy(&body, uri.query()), Generation::V2).await
 }
 
 /// Move a file or a folder.
 #[utoipa::path(
     post, path = "/v2/fs/move", tag = "files", operation_id = "v2_files_move",
-    params(("user" = Option<String>, Query, description = "Account of the sandbox that owns what is created")),
+    params(UserQuery),
     request_body = TransferRequest,
-    responses(
-        (status = 200, body = Envelope<Value>, description = "Done"),
-        (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
-        (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
-        (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 409, body = Envelope<FileFailure>, description = "It is there already, or was done in part"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do, or text is no text"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
-        (status = 507, body = Envelope<FileFailure>, description = "The space is full"),
-    )
+    responses((status = 200, body = Envelope<Value>, description = "Done"), FileFailures)
 )]
-async fn move_to(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    uri: Uri,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn move_to(Context(state, tenant): Context, uri: Uri, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, TransferRequest::parse_move(&body, uri.query()), Generation::V2).await
 }
 
 /// Remove a file or a folder.
 #[utoipa::path(
     post, path = "/v2/fs/delete", tag = "files", operation_id = "v2_files_delete",
-    params(("user" = Option<String>, Query, description = "Account of the sandbox that owns what is created")),
+    params(UserQuery),
     request_body = DeleteRequest,
-    responses(
-        (status = 200, body = Envelope<Value>, description = "Done"),
-        (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
-        (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
-        (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 409, body = Envelope<FileFailure>, description = "It is there already, or was done in part"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do, or text is no text"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
-        (status = 507, body = Envelope<FileFailure>, description = "The space is full"),
-    )
+    responses((status = 200, body = Envelope<Value>, description = "Done"), FileFailures)
 )]
-async fn delete(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    uri: Uri,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn delete(Context(state, tenant): Context, uri: Uri, JsonBytes(body): JsonBytes) -> Response {
     run(&state, &tenant, DeleteRequest::parse(&body, uri.query()), Generation::V2).await
 }
 
 /// A file's bytes. `HEAD` answers the same without them. Takes `Range`, `If-Range` and the other validators.
 #[utoipa::path(
-    get, path = "/v2/fs/download", tag = "files", operation_id = "v2_files_download",
+    method(get, head),
+    path = "/v2/fs/download",
+    tag = "files",
+    operation_id = "v2_files_download",
     params(PathQuery),
-    responses(
-        (status = 200, body = Vec<u8>, content_type = "application/octet-stream", description = "The whole file"),
-        (status = 206, body = Vec<u8>, content_type = "application/octet-stream", description = "The part asked for"),
-        (status = 304, description = "It is what the caller has"),
-        (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
-        (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
-        (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 409, body = Envelope<FileFailure>, description = "It changed, with `change_policy=abort`"),
-        (status = 412, body = RefusedBody, description = "It is not what `If-Match` names"),
-        (status = 416, body = RefusedBody, description = "It has no such part"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
-    )
+    responses(DownloadAnswers)
 )]
-async fn download(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    uri: Uri,
-    headers: HeaderMap,
-) -> Response {
+async fn download(Context(state, tenant): Context, uri: Uri, headers: HeaderMap) -> Response {
     files_io::download(&state, &tenant, uri.query(), &headers, Generation::V2).await
 }
 
 /// Take a file in. What was there is overwritten; a failed upload leaves nothing.
 #[utoipa::path(
     post, path = "/v2/fs/upload", tag = "files", operation_id = "v2_files_upload",
-    params(("user" = Option<String>, Query, description = "Account of the sandbox that owns what is created")),
+    params(UserQuery),
     request_body(content = UploadForm, content_type = "multipart/form-data"),
     responses(
         (status = 200, body = Envelope<UploadData>, description = "Taken in"),
-        (status = 400, body = RefusedBody, description = "Not a form, or not a path"),
         (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
         (status = 507, body = Envelope<FileFailure>, description = "The space is full"),
+        (status = 400, body = RefusedBody, description = "Not a form, or not a path"),
         (status = 413, body = RefusedBody, description = "More than 4 GiB"),
         (status = 422, body = RefusedBody, description = "No part `file`"),
         (status = 429, body = RefusedBody, description = "Too many operations at once"),
         (status = 503, body = RefusedBody, description = "Nothing was started"),
     )
 )]
-async fn upload(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    request: Request,
-) -> Response {
+async fn upload(Context(state, tenant): Context, request: Request) -> Response {
     files_io::upload(&state, &tenant, request, Generation::V2).await
 }
 
@@ -364,16 +198,10 @@ async fn upload(
         (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
         (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
         (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
     )
 )]
-async fn tree_out(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    uri: Uri,
-) -> Response {
+async fn tree_out(Context(state, tenant): Context, uri: Uri) -> Response {
     files_io::tree_out(&state, &tenant, uri.query()).await
 }
 
@@ -382,7 +210,7 @@ async fn tree_out(
     put, path = "/v2/fs/tree", tag = "files", operation_id = "v2_files_tree_in",
     params(
         ("path" = String, Query, description = "The folder"),
-        ("user" = Option<String>, Query, description = "Account of the sandbox that owns what is created")
+        UserQuery
     ),
     request_body(content = Vec<u8>, content_type = "application/x-tar"),
     responses(
@@ -390,16 +218,10 @@ async fn tree_out(
         (status = 400, body = Envelope<FileFailure>, description = "The request cannot be carried out as it is"),
         (status = 403, body = Envelope<FileFailure>, description = "Not allowed, or outside the space"),
         (status = 404, body = Envelope<FileFailure>, description = "Nothing of this name"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to do"),
-        (status = 429, body = RefusedBody, description = "Too many operations at once"),
-        (status = 503, body = RefusedBody, description = "Nothing was started"),
+        FileRefusals,
         (status = 507, body = Envelope<FileFailure>, description = "The space is full"),
     )
 )]
-async fn tree_in(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    request: Request,
-) -> Response {
+async fn tree_in(Context(state, tenant): Context, request: Request) -> Response {
     files_io::tree_in(&state, &tenant, request).await
 }

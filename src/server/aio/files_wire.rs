@@ -30,6 +30,15 @@ pub(super) struct Who {
     sudo: bool,
 }
 
+/// The query of a v2 route that has a body too.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "the document's shape of what `Who::of_query` reads")]
+pub(super) struct UserQuery {
+    /// Account of the sandbox that owns what is created
+    user: Option<String>,
+}
+
 impl Who {
     pub(super) fn owner(&self) -> Owner<'_> {
         match &self.user {
@@ -206,7 +215,8 @@ macro_rules! of_body {
 }
 
 of_body!(V1ReadRequest, V1WriteRequest, V1ListRequest, V1FindRequest, V1GlobRequest, V1SearchRequest);
-of_body!(V1ReplaceRequest, V1StatRequest, EditRequest, MkdirRequest, TransferRequest, DeleteRequest);
+of_body!(V1ReplaceRequest, V1StatRequest, GrepRequest, EditRequest, MkdirRequest, TransferRequest);
+of_body!(DeleteRequest);
 
 request! {
     #[derive(Debug, IntoParams)]
@@ -328,18 +338,20 @@ impl V1ReadRequest {
     }
 }
 
-/// Write a file. Folders on the way are made.
-#[derive(Debug, ToSchema)]
-pub(super) struct WriteRequest {
-    path: String,
-    content: String,
-    /// `utf-8` (default), `base64`, or `raw`: one byte for each character.
-    encoding: Option<String>,
-    append: Option<bool>,
-    /// With `utf-8` only.
-    leading_newline: Option<bool>,
-    /// With `utf-8` only.
-    trailing_newline: Option<bool>,
+request! {
+    /// Write a file. Folders on the way are made.
+    #[derive(Debug, ToSchema)]
+    WriteRequest {
+        path as "path": String,
+        content as "content": String,
+        /// `utf-8` (default), `base64`, or `raw`: one byte for each character.
+        encoding as "encoding": Option<String>,
+        append as "append": Option<bool>,
+        /// With `utf-8` only.
+        leading_newline as "leading_newline": Option<bool>,
+        /// With `utf-8` only.
+        trailing_newline as "trailing_newline": Option<bool>,
+    }
 }
 
 request! {
@@ -370,26 +382,12 @@ impl V1WriteRequest {
 }
 
 impl WriteRequest {
-    const FIELDS: [&'static str; 6] =
-        ["path", "content", "encoding", "append", "leading_newline", "trailing_newline"];
-
     /// Extra fields are refused here, by the published schema.
     pub(super) fn parse(body: &[u8], query: Option<&str>) -> Parsed {
-        let fields = Fields::parse(body, &Self::FIELDS);
+        let fields = Fields::parse(body, Self::FIELDS);
         let mut fields = fields.map_err(|error| Invalid::schema(vec![error]))?;
-        let (path, content) = (fields.required_text("path"), fields.required_text("content"));
-        let (encoding, append) = (fields.text("encoding"), fields.boolean("append"));
-        let leading_newline = fields.boolean("leading_newline");
-        let trailing_newline = fields.boolean("trailing_newline");
         fields.refuse_unknown();
-        let errors = fields.into_errors();
-        match (path, content) {
-            (Some(path), Some(content)) if errors.is_empty() => {
-                let it = Self { path, content, encoding, append, leading_newline, trailing_newline };
-                it.into_asked(Who::of_query(query))
-            }
-            _ => Err(Invalid::schema(errors).into()),
-        }
+        Self::take(fields)?.into_asked(Who::of_query(query))
     }
 
     fn into_asked(self, who: Who) -> Parsed {
@@ -526,82 +524,45 @@ fn as_size(value: Option<u64>, usual: usize) -> usize {
     value.map_or(usual, |value| usize::try_from(value).unwrap_or(usize::MAX))
 }
 
-/// Search what files hold.
-#[derive(Debug, ToSchema)]
-pub(super) struct GrepRequest {
-    /// A folder or a file.
-    path: String,
-    pattern: String,
-    /// Globs of the files to look into.
-    include: Option<Vec<String>>,
-    exclude: Option<Vec<String>>,
-    case_insensitive: Option<bool>,
-    /// `pattern` is text and no expression.
-    fixed_strings: Option<bool>,
-    context_before: Option<u64>,
-    context_after: Option<u64>,
-    /// Default 500, at most 10,000.
-    max_results: Option<u64>,
-    /// Larger files are passed over: bytes, or a text such as `500K` or `1M` (default), at most 16 MiB.
-    #[schema(value_type = Option<String>)]
-    max_file_size: Option<u64>,
-    /// `.` fits newlines, and a match may have several lines.
-    multiline: Option<bool>,
-    /// Matches to pass over.
-    offset: Option<u64>,
-    /// One of ripgrep's file types, such as `py`.
-    #[schema(rename = "type")]
-    file_type: Option<String>,
-    /// Default true.
-    recursive: Option<bool>,
+request! {
+    /// Search what files hold.
+    #[derive(Debug, ToSchema)]
+    GrepRequest {
+        /// A folder or a file.
+        path as "path": String,
+        pattern as "pattern": String,
+        #[schema(ignore)]
+        sudo as "sudo": Option<bool>,
+        /// Globs of the files to look into.
+        include as "include": Option<Vec<String>>,
+        exclude as "exclude": Option<Vec<String>>,
+        case_insensitive as "case_insensitive": Option<bool>,
+        /// `pattern` is text and no expression.
+        fixed_strings as "fixed_strings": Option<bool>,
+        context_before as "context_before": Option<u64>,
+        context_after as "context_after": Option<u64>,
+        /// Default 500, at most 10,000.
+        max_results as "max_results": Option<u64>,
+        /// Larger files are passed over: bytes, or a text such as `500K` or `1M` (default), at most 16 MiB.
+        #[schema(value_type = Option<String>)]
+        max_file_size as "max_file_size": Option<FileSize>,
+        /// `.` fits newlines, and a match may have several lines.
+        multiline as "multiline": Option<bool>,
+        /// Matches to pass over.
+        offset as "offset": Option<u64>,
+        /// One of ripgrep's file types, such as `py`.
+        #[schema(rename = "type")]
+        file_type as "type": Option<String>,
+        /// Default true.
+        recursive as "recursive": Option<bool>,
+    }
 }
 
 impl GrepRequest {
-    const FIELDS: [&'static str; 15] = [
-        "path",
-        "pattern",
-        "include",
-        "exclude",
-        "case_insensitive",
-        "fixed_strings",
-        "context_before",
-        "context_after",
-        "max_results",
-        "max_file_size",
-        "multiline",
-        "offset",
-        "type",
-        "recursive",
-        "sudo",
-    ];
-
     /// `query` is that of a v2 route.
     pub(super) fn parse(body: &[u8], query: Option<&str>) -> Parsed {
-        let fields = Fields::parse(body, &Self::FIELDS);
-        let mut fields = fields.map_err(|error| Invalid::schema(vec![error]))?;
-        let (path, pattern) = (fields.required_text("path"), fields.required_text("pattern"));
-        let mut who = Who::of_query(query);
-        who.sudo = fields.boolean("sudo").unwrap_or(false);
-        let it = Self {
-            path: path.unwrap_or_default(),
-            pattern: pattern.unwrap_or_default(),
-            include: fields.texts("include"),
-            exclude: fields.texts("exclude"),
-            case_insensitive: fields.boolean("case_insensitive"),
-            fixed_strings: fields.boolean("fixed_strings"),
-            context_before: fields.count("context_before"),
-            context_after: fields.count("context_after"),
-            max_results: fields.count("max_results"),
-            max_file_size: file_size(&mut fields),
-            multiline: fields.boolean("multiline"),
-            offset: fields.count("offset"),
-            file_type: fields.text("type").filter(|name| !name.is_empty()),
-            recursive: fields.boolean("recursive"),
-        };
-        match fields.into_errors() {
-            errors if errors.is_empty() => asked(it.path.clone(), who, Op::Grep(it.into_grep())),
-            errors => Err(Invalid::schema(errors).into()),
-        }
+        let it = Self::of_body(body)?;
+        asked(it.path.clone(), either(query, it.sudo), Op::Grep(it.into_grep()))
     }
 
     fn into_grep(self) -> Grep {
@@ -610,7 +571,7 @@ impl GrepRequest {
             pattern: self.pattern,
             include: self.include.unwrap_or_default(),
             exclude: self.exclude.unwrap_or_default(),
-            file_type: self.file_type,
+            file_type: self.file_type.filter(|name| !name.is_empty()),
             case_insensitive: self.case_insensitive.unwrap_or(false),
             fixed_strings: self.fixed_strings.unwrap_or(false),
             multiline: self.multiline.unwrap_or(false),
@@ -619,29 +580,36 @@ impl GrepRequest {
             context_after: as_size(self.context_after, 0),
             offset: as_size(self.offset, 0),
             results_max: as_size(self.max_results, GREP_MATCHES_USUAL),
-            file_bytes_max: self.max_file_size.unwrap_or(GREP_FILE_BYTES_USUAL).min(GREP_FILE_BYTES_MAX),
+            file_bytes_max: self
+                .max_file_size
+                .map_or(GREP_FILE_BYTES_USUAL, |it| it.0)
+                .min(GREP_FILE_BYTES_MAX),
         }
     }
 }
 
 /// Bytes as a number, or a text such as `500K` or `1M`.
-fn file_size(fields: &mut Fields) -> Option<u64> {
-    const FIELD: &str = "max_file_size";
-    let text = fields.number_or_text(FIELD)?;
-    let text = text.trim().to_ascii_uppercase();
-    let text = text.trim_end_matches('B').trim_end_matches('I');
-    let (digits, unit) = match text.char_indices().next_back() {
-        Some((at, 'K')) => (&text[..at], 1024),
-        Some((at, 'M')) => (&text[..at], 1024 * 1024),
-        Some((at, 'G')) => (&text[..at], 1024 * 1024 * 1024),
-        _ => (text, 1),
-    };
-    let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
-    if bytes.is_none() {
-        let message = "field `max_file_size` must be a number of bytes or a text such as 500K or 1M";
-        fields.reject(FieldError::in_body(FIELD, "value_error", message));
+#[derive(Debug)]
+struct FileSize(u64);
+
+impl Field for Option<FileSize> {
+    fn take(fields: &mut Fields, name: &'static str) -> Option<Option<FileSize>> {
+        let Some(text) = fields.number_or_text(name) else { return Some(None) };
+        let text = text.trim().to_ascii_uppercase();
+        let text = text.trim_end_matches('B').trim_end_matches('I');
+        let (digits, unit) = match text.char_indices().next_back() {
+            Some((at, 'K')) => (&text[..at], 1024),
+            Some((at, 'M')) => (&text[..at], 1024 * 1024),
+            Some((at, 'G')) => (&text[..at], 1024 * 1024 * 1024),
+            _ => (text, 1),
+        };
+        let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+        if bytes.is_none() {
+            let message = format!("field `{name}` must be a number of bytes or a text such as 500K or 1M");
+            fields.reject(FieldError::in_body(name, "value_error", message));
+        }
+        Some(bytes.map(FileSize))
     }
-    bytes
 }
 
 request! {

@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-use axum::Extension;
-use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -14,8 +12,10 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::refuse::{self, Generation, Invalid, InvalidBody, RefusedBody};
-use super::wire::{Cleaned, OutputV1, as_object, check_timeout, failed_reason, session_choice, status_word};
-use super::{Panicked, PathId, broken, uninterrupted};
+use super::wire::{
+    Cleaned, OutputV1, as_object, check_timeout, cwd_of, failed_reason, session_choice, status_word,
+};
+use super::{Context, Panicked, PathId, broken, uninterrupted};
 use crate::config::Config;
 use crate::engine::run::NewSession;
 use crate::engine::{
@@ -132,11 +132,7 @@ impl JupyterData {
         (status = 503, body = RefusedBody, description = "Nothing was started"),
     )
 )]
-async fn execute(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn execute(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     let request = match JupyterRequest::parse(&body, state.config()) {
         Ok(request) => request,
         Err(invalid) => return invalid.answer(Generation::V1),
@@ -148,7 +144,7 @@ async fn execute(
     match outcome.unwrap_or_else(|Panicked| Ok(broken(Language::Python, code.clone()))) {
         Ok(execution) => answer(execution, &asked),
         Err(Refusal::NotADirectory { cwd }) => answer(no_directory(code, named, &cwd), &asked),
-        Err(refusal) => refuse(refusal),
+        Err(refusal) => refuse(&state, refusal),
     }
 }
 
@@ -177,13 +173,15 @@ fn no_directory(code: String, session_id: Option<String>, cwd: &str) -> Executio
     Execution { outputs: vec![Output::Error(error)], session_id, ..broken(Language::Python, code) }
 }
 
-fn refuse(refusal: Refusal) -> Response {
+fn refuse(state: &AppState, refusal: Refusal) -> Response {
     match refusal {
-        Refusal::NoKernel { .. } => refuse::refused(
-            StatusCode::NOT_IMPLEMENTED,
-            refusal.to_string(),
-            Some("the operator can install ipykernel; /v1/code/execute runs Python without it"),
-        ),
+        Refusal::NoKernel { .. } => {
+            let hint = match state.code().backends().python {
+                Some(_) => "the operator can install ipykernel; /v1/code/execute runs Python without it",
+                None => "the operator can install ipykernel",
+            };
+            refuse::refused(StatusCode::NOT_IMPLEMENTED, refusal.to_string(), Some(hint))
+        }
         other => refuse::refusal(other, Generation::V1),
     }
 }
@@ -208,10 +206,10 @@ struct JupyterInfo {
     get, path = "/v1/jupyter/info", tag = "jupyter", operation_id = "v1_jupyter_info",
     responses((status = 200, body = Envelope<JupyterInfo>), (status = 501, body = RefusedBody))
 )]
-async fn info(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn info(Context(state, tenant): Context) -> Response {
     let info = state.code().kernel_info(&tenant);
     let Some(default_kernel) = info.kernels.first().cloned() else {
-        return refuse(Refusal::NoKernel { why: info.detection });
+        return refuse(&state, Refusal::NoKernel { why: info.detection });
     };
     Envelope::ok(JupyterInfo {
         default_kernel,
@@ -219,7 +217,12 @@ async fn info(State(state): State<AppState>, Extension(tenant): Extension<Tenant
         active_sessions: info.sessions,
         session_timeout_seconds: info.idle_max.as_secs(),
         max_sessions: info.sessions_max,
-        description: "IPython kernels, each confined in a sandbox of its own",
+        description: match state.code().backends().jupyter {
+            Some("endpoint") => {
+                "IPython kernels of an external Jupyter server, confined by whoever runs it and not by this daemon"
+            }
+            _ => "IPython kernels, each confined in a sandbox of its own",
+        },
         kernel_detection: info.detection,
     })
     .into_response()
@@ -228,7 +231,7 @@ async fn info(State(state): State<AppState>, Extension(tenant): Extension<Tenant
 /// Without a kernel there is no plane: its answer then.
 fn no_plane(state: &AppState, tenant: &TenantId) -> Option<Response> {
     let info = state.code().kernel_info(tenant);
-    info.kernels.is_empty().then(|| refuse(Refusal::NoKernel { why: info.detection }))
+    info.kernels.is_empty().then(|| refuse(state, Refusal::NoKernel { why: info.detection }))
 }
 
 /// A session to open. Every field may be absent, and so may the body.
@@ -273,11 +276,7 @@ struct JupyterCreated {
         (status = 501, body = RefusedBody),
     )
 )]
-async fn create_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn create_session(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     let JupyterSessionRequest { session_id, kernel_name, cwd } = match JupyterSessionRequest::parse(&body) {
         Ok(request) => request,
         Err(invalid) => return invalid.answer(Generation::V1),
@@ -294,7 +293,7 @@ async fn create_session(
         Err(NotCreated::Refused(refusal @ Refusal::NotADirectory { .. })) => {
             refuse::refused(StatusCode::OK, format!("DirectoryError: {refusal}"), None)
         }
-        Err(NotCreated::Refused(refusal)) => refuse(refusal),
+        Err(NotCreated::Refused(refusal)) => refuse(&state, refusal),
         Err(NotCreated::Failed(execution)) => {
             refuse::refused(StatusCode::OK, failed_reason(&execution), None)
         }
@@ -313,6 +312,7 @@ fn kernel_of(entry: &SessionEntry) -> String {
 struct JupyterEntry {
     session_id: String,
     kernel_name: String,
+    /// Where it started. Empty where that is an external Jupyter server's business.
     cwd: String,
     /// `idle` or `executing`.
     state: &'static str,
@@ -324,12 +324,12 @@ struct JupyterEntry {
     age_seconds: u64,
 }
 
-impl From<SessionEntry> for JupyterEntry {
-    fn from(it: SessionEntry) -> JupyterEntry {
+impl JupyterEntry {
+    fn new(it: SessionEntry, config: &Config) -> JupyterEntry {
         JupyterEntry {
+            cwd: cwd_of(&it, config),
             kernel_name: kernel_of(&it),
             session_id: it.session_id,
-            cwd: it.cwd,
             state: if it.executing { "executing" } else { "idle" },
             created_at: it.created_at_ms,
             last_used: it.last_used_ms,
@@ -351,12 +351,13 @@ struct JupyterSessions {
     get, path = "/v1/jupyter/sessions", tag = "jupyter", operation_id = "v1_jupyter_list_sessions",
     responses((status = 200, body = Envelope<JupyterSessions>), (status = 501, body = RefusedBody))
 )]
-async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn list_sessions(Context(state, tenant): Context) -> Response {
     if let Some(refused) = no_plane(&state, &tenant) {
         return refused;
     }
     let sessions = state.code().sessions_list(&tenant, Tiers::Kernels);
-    let sessions = sessions.into_iter().map(|(key, entry)| (key, entry.into())).collect();
+    let entry = |entry| JupyterEntry::new(entry, state.config());
+    let sessions = sessions.into_iter().map(|(key, it)| (key, entry(it))).collect();
     Envelope::ok(JupyterSessions { sessions }).into_response()
 }
 
@@ -365,7 +366,7 @@ async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extensi
     delete, path = "/v1/jupyter/sessions", tag = "jupyter", operation_id = "v1_jupyter_clear_sessions",
     responses((status = 200, body = Envelope<Cleaned>), (status = 501, body = RefusedBody))
 )]
-async fn clear_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn clear_sessions(Context(state, tenant): Context) -> Response {
     if let Some(refused) = no_plane(&state, &tenant) {
         return refused;
     }
@@ -383,16 +384,12 @@ async fn clear_sessions(State(state): State<AppState>, Extension(tenant): Extens
         (status = 501, body = RefusedBody),
     )
 )]
-async fn get_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    PathId(id): PathId,
-) -> Response {
+async fn get_session(Context(state, tenant): Context, PathId(id): PathId) -> Response {
     if let Some(refused) = no_plane(&state, &tenant) {
         return refused;
     }
     match state.code().session_get(&tenant, Tiers::Kernels, &id) {
-        Some(entry) => Envelope::ok(JupyterEntry::from(entry)).into_response(),
+        Some(entry) => Envelope::ok(JupyterEntry::new(entry, state.config())).into_response(),
         None => refuse::refused(StatusCode::NOT_FOUND, format!("No session '{id}'"), None),
     }
 }
@@ -403,11 +400,7 @@ async fn get_session(
     params(("id" = String, Path, description = "Session id, percent-encoded")),
     responses((status = 200, body = Envelope<String>))
 )]
-async fn delete_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    PathId(id): PathId,
-) -> Response {
+async fn delete_session(Context(state, tenant): Context, PathId(id): PathId) -> Response {
     if state.code().session_delete(&tenant, Tiers::Python, &id).await {
         return Envelope::ok("session ended").into_response();
     }
@@ -435,6 +428,6 @@ async fn restart_session() -> Response {
 }
 
 fn not_offered(what: &str, instead: &str) -> Response {
-    let message = format!("{what} is not implemented for embedded kernels");
+    let message = format!("{what} is not implemented for kernels");
     refuse::refused(StatusCode::NOT_IMPLEMENTED, message, Some(instead))
 }

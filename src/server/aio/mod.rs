@@ -6,6 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::Poll;
 
+use axum::Extension;
+use axum::extract::rejection::ExtensionRejection;
 use axum::extract::{FromRequestParts, Path};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
@@ -59,6 +61,18 @@ pub(super) fn routes(surface: ApiSurface) -> OpenApiRouter<AppState> {
             .merge(nodejs::routes())
             .merge(v2::routes()),
         ApiSurface::V2 => v2::routes(),
+    }
+}
+
+/// What a handler works with: the daemon's state, and whose request it is.
+struct Context(AppState, TenantId);
+
+impl FromRequestParts<AppState> for Context {
+    type Rejection = ExtensionRejection;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ExtensionRejection> {
+        let Extension(tenant) = Extension::from_request_parts(parts, state).await?;
+        Ok(Context(state.clone(), tenant))
     }
 }
 

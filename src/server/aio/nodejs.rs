@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -12,11 +11,11 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::refuse::{self, Generation, Invalid, InvalidBody, RefusedBody};
+use super::refuse::{self, Generation, Invalid, NotOpened, NotRun, RefusedBody};
 use super::wire::{
     Cleaned, Deleted, OutputV1, as_object, check_timeout, failed_reason, session_choice, status_word,
 };
-use super::{PathId, run_cell};
+use super::{Context, PathId, run_cell};
 use crate::config::Config;
 use crate::engine::run::NewSession;
 use crate::engine::{CellRequest, Execution, Language, Runner, TenantId, Tiers};
@@ -124,16 +123,10 @@ impl From<Execution> for NodeData {
     request_body = NodeRequest,
     responses(
         (status = 200, body = Envelope<NodeData>, description = "The code was run, whatever it did"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to run"),
-        (status = 429, body = RefusedBody, description = "One session or call too many"),
-        (status = 503, body = RefusedBody, description = "No interpreter; nothing was started"),
+        NotRun,
     )
 )]
-async fn execute(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn execute(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     match NodeRequest::parse(&body, state.config()) {
         Ok(request) => {
             let cell = request.into_cell(tenant, state.config());
@@ -247,18 +240,9 @@ struct NodeCreated {
 #[utoipa::path(
     post, path = "/v1/nodejs/sessions", tag = "nodejs", operation_id = "v1_nodejs_create_session",
     request_body(content = Option<NodeSessionRequest>),
-    responses(
-        (status = 200, body = Envelope<NodeCreated>),
-        (status = 422, body = InvalidBody),
-        (status = 429, body = RefusedBody),
-        (status = 503, body = RefusedBody),
-    )
+    responses((status = 200, body = Envelope<NodeCreated>), NotOpened)
 )]
-async fn create_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn create_session(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     let new = match NodeSessionRequest::parse(&body) {
         Ok(request) => request.into_new(),
         Err(invalid) => return invalid.answer(Generation::V1),
@@ -328,7 +312,7 @@ struct NodeSession {
     get, path = "/v1/nodejs/sessions", tag = "nodejs", operation_id = "v1_nodejs_list_sessions",
     responses((status = 200, body = Envelope<NodeSessions>))
 )]
-async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn list_sessions(Context(state, tenant): Context) -> Response {
     let sessions = state.code().sessions_list(&tenant, Tiers::JavaScript);
     let sessions = sessions.into_iter().map(|(key, entry)| (key, entry.into())).collect();
     Envelope::ok(NodeSessions { sessions }).into_response()
@@ -339,7 +323,7 @@ async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extensi
     delete, path = "/v1/nodejs/sessions", tag = "nodejs", operation_id = "v1_nodejs_clear_sessions",
     responses((status = 200, body = Envelope<Cleaned>))
 )]
-async fn clear_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn clear_sessions(Context(state, tenant): Context) -> Response {
     let cleaned_sessions = state.code().sessions_clear(&tenant, Tiers::JavaScript).await;
     Envelope::ok(Cleaned { cleaned_sessions }).into_response()
 }
@@ -350,11 +334,7 @@ async fn clear_sessions(State(state): State<AppState>, Extension(tenant): Extens
     params(("id" = String, Path, description = "Session id, percent-encoded")),
     responses((status = 200, body = Envelope<NodeSession>), (status = 404, body = RefusedBody))
 )]
-async fn get_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    PathId(id): PathId,
-) -> Response {
+async fn get_session(Context(state, tenant): Context, PathId(id): PathId) -> Response {
     match state.code().session_get(&tenant, Tiers::JavaScript, &id) {
         Some(entry) => Envelope::ok(NodeSession { session: entry.into() }).into_response(),
         None => refuse::refused(StatusCode::NOT_FOUND, format!("No session '{id}'"), None),
@@ -367,11 +347,7 @@ async fn get_session(
     params(("id" = String, Path, description = "Session id, percent-encoded")),
     responses((status = 200, body = Envelope<Deleted>))
 )]
-async fn delete_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    PathId(id): PathId,
-) -> Response {
+async fn delete_session(Context(state, tenant): Context, PathId(id): PathId) -> Response {
     let deleted = state.code().session_delete(&tenant, Tiers::JavaScript, &id).await;
     Envelope::ok(Deleted { deleted }).into_response()
 }

@@ -4,7 +4,7 @@
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde::Serialize;
-use utoipa::ToSchema;
+use utoipa::{IntoResponses, ToSchema};
 
 use crate::engine::Refusal;
 use crate::server::answer::json;
@@ -76,6 +76,40 @@ pub(crate) struct RefusedBody {
     hint: Option<String>,
 }
 
+/// Beside the outcome of a cell.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "the document's list of what a route may answer")]
+pub(crate) enum NotRun {
+    #[response(status = 422, description = "The request does not say what to run")]
+    Invalid(InvalidBody),
+    #[response(status = 429, description = "One session or call too many")]
+    TooMany(RefusedBody),
+    #[response(status = 503, description = "No interpreter; nothing was started")]
+    NoInterpreter(RefusedBody),
+}
+
+/// Beside a session that was opened.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "the document's list of what a route may answer")]
+pub(crate) enum NotOpened {
+    #[response(status = 422)]
+    Invalid(InvalidBody),
+    #[response(status = 429)]
+    TooMany(RefusedBody),
+    #[response(status = 503)]
+    NothingStarted(RefusedBody),
+}
+
+/// Where a body names what the route is about.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "the document's list of what a route may answer")]
+pub(crate) enum NotFound {
+    #[response(status = 404)]
+    Unknown(RefusedBody),
+    #[response(status = 422)]
+    Invalid(InvalidBody),
+}
+
 /// A refusal of the engine, as this family answers it. Nothing was started.
 pub(crate) fn refusal(refusal: Refusal, generation: Generation) -> Response {
     let message = refusal.to_string();
@@ -115,7 +149,9 @@ fn hint(refusal: &Refusal) -> &'static str {
         Refusal::NoInterpreter { .. } => {
             "the operator can install it; `caisson doctor` says where it is looked for"
         }
-        Refusal::NoKernel { .. } => "the operator can install ipykernel, or choose AIO_CODE_BACKEND=native",
+        Refusal::NoKernel { .. } => {
+            "the operator can install ipykernel, or choose AIO_CODE_BACKEND=native where there is a Python"
+        }
         _ => "nothing was started",
     }
 }

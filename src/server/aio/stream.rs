@@ -32,6 +32,7 @@ use super::wire::{ExecuteDataV2, OutputV2};
 use super::{Panicked, broken, envelope, uninterrupted};
 use crate::engine::{CellRequest, Execution, Piece, Refusal};
 use crate::server::AppState;
+use crate::server::crowd::{Held, Seat, UNREAD_STREAM_BYTES};
 
 /// The longest silence on a stream, and the longest that a refusal is waited for before the stream begins.
 /// Its own tests do not wait so long.
@@ -82,7 +83,7 @@ impl Format {
 }
 
 /// A task of its own: a stream that nobody reads holds back its pieces, not the cell's clock.
-type Run = AbortOnDropHandle<Result<Execution, Refusal>>;
+type Run = AbortOnDropHandle<(Result<Execution, Refusal>, Option<Held>)>;
 
 /// A cell that runs beside its stream. Dropped with the connection, it ends a one-off.
 struct Live {
@@ -101,14 +102,20 @@ enum Step {
 }
 
 /// Runs the cell and answers with its stream, or with a refusal.
-pub(super) async fn execute(state: &AppState, mut cell: CellRequest, format: Format) -> Response {
+pub(super) async fn execute(
+    state: &AppState,
+    mut cell: CellRequest,
+    format: Format,
+    seat: Option<Seat>,
+) -> Response {
     let (watcher, pieces) = unbounded_channel();
     cell.watcher = Some(watcher);
     let (language, code) = (cell.language, cell.code.clone());
     let engine = state.code_handle();
     let run = async move {
         let outcome = uninterrupted(engine.execute(cell)).await;
-        outcome.unwrap_or_else(|Panicked| Ok(broken(language, code)))
+        let ended = outcome.unwrap_or_else(|Panicked| Ok(broken(language, code)));
+        (ended, seat.and_then(|seat| seat.hold(UNREAD_STREAM_BYTES)))
     };
     let counted = state.lifecycle().enter();
     let run = AbortOnDropHandle::new(tokio::spawn(run));
@@ -137,7 +144,7 @@ impl Live {
             biased;
             Some(piece) = self.pieces.recv() => Step::Piece(piece),
             // It does not panic; without a runtime the daemon is at its end.
-            ended = run => Step::Ended(ended.unwrap_or(Err(Refusal::ShuttingDown))),
+            ended = run => Step::Ended(ended.map_or(Err(Refusal::ShuttingDown), |(ended, _unread)| ended)),
             () = tokio::time::sleep(KEEP_ALIVE) => Step::Silence,
         }
     }

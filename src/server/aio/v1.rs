@@ -1,16 +1,13 @@
 //! Routes under `/v1`.
 #![forbid(unsafe_code)]
 
-use axum::Extension;
-use axum::extract::State;
 use axum::response::Response;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::files_v1;
-use super::refuse::{Generation, InvalidBody, RefusedBody};
+use super::refuse::{Generation, NotRun};
 use super::wire::{CodeInfoData, ExecuteDataV1, ExecuteRequest};
-use crate::engine::TenantId;
+use super::{Context, files_v1};
 use crate::server::answer::Envelope;
 use crate::server::body::JsonBytes;
 use crate::server::{AppState, info};
@@ -30,16 +27,10 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
     request_body = ExecuteRequest,
     responses(
         (status = 200, body = Envelope<ExecuteDataV1>, description = "The code was run, whatever it did"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to run"),
-        (status = 429, body = RefusedBody, description = "One session or call too many"),
-        (status = 503, body = RefusedBody, description = "No interpreter; nothing was started"),
+        NotRun,
     )
 )]
-async fn execute(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn execute(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     match ExecuteRequest::parse(&body, Generation::V1, state.config()) {
         Ok(request) => {
             let cell = request.into_cell(tenant, state.config());
@@ -54,6 +45,6 @@ async fn execute(
     get, path = "/v1/code/info", tag = "code", operation_id = "v1_code_info",
     responses((status = 200, body = Envelope<CodeInfoData>, description = "Languages, versions, limits"))
 )]
-async fn code_info(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn code_info(Context(state, tenant): Context) -> Response {
     super::code_info(&state, &tenant).await
 }

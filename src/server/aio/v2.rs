@@ -2,24 +2,23 @@
 #![forbid(unsafe_code)]
 
 use axum::Extension;
-use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::PathId;
-use super::files_v2;
-use super::refuse::{self, Generation, InvalidBody, RefusedBody};
+use super::refuse::{self, Generation, NotOpened, NotRun, RefusedBody};
 use super::stream::{self, Format};
 use super::wire::{
     Cleaned, CodeInfoData, CreateSessionRequest, Deleted, ExecuteDataV2, ExecuteRequest, SessionData,
     SessionList, failed_reason,
 };
-use crate::engine::{TenantId, Tiers};
+use super::{Context, PathId, files_v2};
+use crate::engine::Tiers;
 use crate::server::answer::Envelope;
 use crate::server::body::JsonBytes;
 use crate::server::code::NotCreated;
+use crate::server::crowd::Seat;
 use crate::server::{AppState, info};
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
@@ -40,14 +39,12 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
     request_body = ExecuteRequest,
     responses(
         (status = 200, body = Envelope<ExecuteDataV2>, description = "The code was run, whatever it did"),
-        (status = 422, body = InvalidBody, description = "The request does not say what to run"),
-        (status = 429, body = RefusedBody, description = "One session or call too many"),
-        (status = 503, body = RefusedBody, description = "No interpreter; nothing was started"),
+        NotRun,
     )
 )]
 async fn execute(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
+    Context(state, tenant): Context,
+    seat: Option<Extension<Seat>>,
     headers: HeaderMap,
     JsonBytes(body): JsonBytes,
 ) -> Response {
@@ -56,7 +53,7 @@ async fn execute(
         Err(invalid) => return invalid.answer(Generation::V2),
     };
     match Format::asked(&headers) {
-        Some(format) => stream::execute(&state, cell, format).await,
+        Some(format) => stream::execute(&state, cell, format, seat.map(|Extension(seat)| seat)).await,
         None => super::run_cell::<ExecuteDataV2>(&state, cell, Generation::V2).await,
     }
 }
@@ -66,7 +63,7 @@ async fn execute(
     get, path = "/v2/code/info", tag = "code", operation_id = "v2_code_info",
     responses((status = 200, body = Envelope<CodeInfoData>, description = "Languages, versions, limits"))
 )]
-async fn code_info(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn code_info(Context(state, tenant): Context) -> Response {
     super::code_info(&state, &tenant).await
 }
 
@@ -74,24 +71,15 @@ async fn code_info(State(state): State<AppState>, Extension(tenant): Extension<T
 #[utoipa::path(
     post, path = "/v2/code/sessions", tag = "sessions",
     request_body(content = Option<CreateSessionRequest>),
-    responses(
-        (status = 200, body = Envelope<SessionData>),
-        (status = 422, body = InvalidBody),
-        (status = 429, body = RefusedBody),
-        (status = 503, body = RefusedBody),
-    )
+    responses((status = 200, body = Envelope<SessionData>), NotOpened)
 )]
-async fn create_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
+async fn create_session(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Response {
     let new = match CreateSessionRequest::parse(&body) {
         Ok(request) => request.into_new(),
         Err(invalid) => return invalid.answer(Generation::V2),
     };
     match state.code().session_create(&tenant, new).await {
-        Ok((entry, _)) => Envelope::ok(SessionData::from(entry)).into_response(),
+        Ok((entry, _)) => Envelope::ok(SessionData::new(entry, state.config())).into_response(),
         Err(NotCreated::Refused(refusal)) => refuse::refusal(refusal, Generation::V2),
         Err(NotCreated::Failed(execution)) => {
             refuse::refused(StatusCode::OK, failed_reason(&execution), execution.hint.as_deref())
@@ -104,9 +92,10 @@ async fn create_session(
     get, path = "/v2/code/sessions", tag = "sessions",
     responses((status = 200, body = Envelope<SessionList>))
 )]
-async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn list_sessions(Context(state, tenant): Context) -> Response {
     let sessions = state.code().sessions_list(&tenant, Tiers::All);
-    let sessions = sessions.into_iter().map(|(key, entry)| (key, SessionData::from(entry))).collect();
+    let sessions =
+        sessions.into_iter().map(|(key, entry)| (key, SessionData::new(entry, state.config()))).collect();
     Envelope::ok(SessionList { sessions }).into_response()
 }
 
@@ -115,7 +104,7 @@ async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extensi
     delete, path = "/v2/code/sessions", tag = "sessions",
     responses((status = 200, body = Envelope<Cleaned>))
 )]
-async fn clear_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn clear_sessions(Context(state, tenant): Context) -> Response {
     let cleaned_sessions = state.code().sessions_clear(&tenant, Tiers::All).await;
     Envelope::ok(Cleaned { cleaned_sessions }).into_response()
 }
@@ -126,13 +115,9 @@ async fn clear_sessions(State(state): State<AppState>, Extension(tenant): Extens
     params(("id" = String, Path, description = "Session id, percent-encoded")),
     responses((status = 200, body = Envelope<SessionData>), (status = 404, body = RefusedBody))
 )]
-async fn get_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    PathId(id): PathId,
-) -> Response {
+async fn get_session(Context(state, tenant): Context, PathId(id): PathId) -> Response {
     match state.code().session_get(&tenant, Tiers::All, &id) {
-        Some(entry) => Envelope::ok(SessionData::from(entry)).into_response(),
+        Some(entry) => Envelope::ok(SessionData::new(entry, state.config())).into_response(),
         None => refuse::refused(StatusCode::NOT_FOUND, format!("No session '{id}'"), None),
     }
 }
@@ -143,11 +128,7 @@ async fn get_session(
     params(("id" = String, Path, description = "Session id, percent-encoded")),
     responses((status = 200, body = Envelope<Deleted>))
 )]
-async fn delete_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    PathId(id): PathId,
-) -> Response {
+async fn delete_session(Context(state, tenant): Context, PathId(id): PathId) -> Response {
     let deleted = state.code().session_delete(&tenant, Tiers::All, &id).await;
     Envelope::ok(Deleted { deleted }).into_response()
 }

@@ -15,6 +15,7 @@ use crate::engine::{
 };
 use crate::server::code::{CodeInfo, Keeper, SessionEntry};
 use crate::server::fields::{FieldError, Fields};
+use crate::server::info::HOME;
 
 /// How much of a caller's word a message repeats, in characters.
 const QUOTED_CHARS_MAX: usize = 100;
@@ -346,6 +347,7 @@ impl From<Execution> for ExecuteDataV1 {
 pub(crate) struct SessionData {
     session_id: String,
     language: &'static str,
+    /// Where it started. Empty where that is an external Jupyter server's business.
     cwd: String,
     /// Milliseconds since the epoch.
     created_at: u64,
@@ -363,8 +365,17 @@ pub(crate) struct SessionData {
     state: &'static str,
 }
 
-impl From<SessionEntry> for SessionData {
-    fn from(it: SessionEntry) -> Self {
+/// What is known of a session's directory. A kernel of an external server starts wherever that one says; whether this
+/// session's is one of those, nobody knows any more once the server is gone.
+pub(super) fn cwd_of(entry: &SessionEntry, config: &Config) -> String {
+    let is_kernel = matches!(entry.keeper, Keeper::Kernel { .. });
+    let may_be_elsewhere = is_kernel && config.jupyter_endpoint.is_some();
+    if may_be_elsewhere && entry.cwd == HOME { String::new() } else { entry.cwd.clone() }
+}
+
+impl SessionData {
+    pub(crate) fn new(it: SessionEntry, config: &Config) -> Self {
+        let cwd = cwd_of(&it, config);
         let (max_idle_time, kernel_name) = match it.keeper {
             Keeper::Native { idle_max } => (Some(idle_max.as_millis() as u64), None),
             Keeper::Kernel { name } => (None, Some(name)),
@@ -372,7 +383,7 @@ impl From<SessionEntry> for SessionData {
         Self {
             session_id: it.session_id,
             language: it.language.name(),
-            cwd: it.cwd,
+            cwd,
             created_at: it.created_at_ms,
             last_used: it.last_used_ms,
             age_seconds: it.age.as_secs(),
@@ -412,7 +423,9 @@ pub(crate) struct Cleaned {
 /// An interpreter.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Interpreter {
+    /// Whether the code routes run its language.
     available: bool,
+    /// Null also where an external Jupyter server runs it: it does not say.
     version: Option<String>,
 }
 
@@ -441,6 +454,7 @@ pub(crate) struct CodeInfoData {
     languages: Vec<LanguageInfo>,
     python: Interpreter,
     node: Interpreter,
+    /// Of the tier that runs Python; without one, of the one that runs JavaScript.
     max_sessions: usize,
     default_timeout: u64,
     max_timeout: u64,
@@ -459,11 +473,20 @@ impl CodeInfoData {
             max_timeout,
             details: LanguageDetails { aliases },
         };
+        // Our own Python is none of the code routes' where another one runs the cells, or none does.
+        let (python_description, python_version) = match info.backend {
+            Some("endpoint") => ("Python 3 (IPython kernel of an external Jupyter server)", None),
+            Some("kernel") => ("Python 3 (IPython kernel)", info.python),
+            Some(_) => ("Python 3 (native REPL)", info.python),
+            None => ("Python 3 (not available)", None),
+        };
+        let node_description =
+            if info.node.is_some() { "Node.js (native REPL)" } else { "Node.js (not available)" };
+        let has_python = info.backend.is_some();
         let by_kernel = matches!(info.backend, Some("kernel" | "endpoint"));
-        let python_description =
-            if by_kernel { "Python 3 (IPython kernel)" } else { "Python 3 (native REPL)" };
+        let runs_something = has_python || info.node.is_some();
         let kinds = [
-            info.python.as_ref().map(|_| "python"),
+            has_python.then_some("python"),
             info.node.as_ref().map(|_| "nodejs"),
             by_kernel.then_some("jupyter"),
         ];
@@ -471,17 +494,12 @@ impl CodeInfoData {
             backend: info.backend,
             kinds: kinds.into_iter().flatten().collect(),
             languages: vec![
-                language(Language::Python, python_description, &info.python, vec!["python3"]),
-                language(
-                    Language::JavaScript,
-                    "Node.js (native REPL)",
-                    &info.node,
-                    vec!["node", "nodejs", "js"],
-                ),
+                language(Language::Python, python_description, &python_version, vec!["python3"]),
+                language(Language::JavaScript, node_description, &info.node, vec!["node", "nodejs", "js"]),
             ],
-            python: Interpreter { available: info.python.is_some(), version: info.python },
+            python: Interpreter { available: has_python, version: python_version },
             node: Interpreter { available: info.node.is_some(), version: info.node },
-            max_sessions: info.sessions_max,
+            max_sessions: if runs_something { info.sessions_max } else { 0 },
             default_timeout,
             max_timeout,
             prewarmed: info.prewarmed,

@@ -215,6 +215,34 @@ async fn an_open_daemon_takes_json_only() {
     assert_eq!(keyed.to(&closed()).await.status, 200);
 }
 
+/// What is logged while it lives.
+pub(super) struct Logged {
+    lines: Lines,
+    _second: tracing::Dispatch,
+    _logging: tracing::subscriber::DefaultGuard,
+}
+
+impl Logged {
+    pub(super) fn everything() -> Logged {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .with_span_events(tracing_subscriber::fmt::format::FmtSpan::FULL)
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        // With a single dispatcher tracing asks the thread that first meets a call site, which here may be
+        // another test without one, and remembers its no. With two it asks them all.
+        let second = tracing::Dispatch::new(tracing_subscriber::registry());
+        Logged { lines, _second: second, _logging: tracing::subscriber::set_default(subscriber) }
+    }
+
+    pub(super) fn text(&self) -> String {
+        String::from_utf8(self.lines.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -231,26 +259,19 @@ impl Write for Lines {
 
 #[tokio::test]
 async fn a_key_in_a_url_is_in_no_log_line_and_no_answer() {
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::TRACE)
-        .with_span_events(tracing_subscriber::fmt::format::FmtSpan::FULL)
-        .with_writer(move || writer.clone())
-        .finish();
-    // With a single dispatcher tracing asks the thread that first meets a call site, which here may be
-    // another test without one, and remembers its no. With two it asks them all.
-    let _second = tracing::Dispatch::new(tracing_subscriber::registry());
-    let _logging = tracing::subscriber::set_default(subscriber);
+    let logging = Logged::everything();
     let app = closed();
     let mut answers = String::new();
     for key in ["KEYA", "SECRETWRONG"] {
         for path in ["/v2/code/info", "/nothing", "/v1/capabilities", "/health", "/v2/code/sessions/x"] {
-            let reply = get(&format!("{path}?refresh=maybe&api_key={key}")).to(&app).await;
-            answers.push_str(&format!("{:?}{}", reply.headers, reply.text));
+            for uri in [format!("{path}?refresh=maybe&api_key={key}"), format!("/k/{key}{path}")] {
+                let reply = get(&uri).to(&app).await;
+                assert_eq!(reply.header("referrer-policy"), Some("no-referrer"));
+                answers.push_str(&format!("{:?}{}", reply.headers, reply.text));
+            }
         }
     }
-    let logged = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let logged = logging.text();
     assert!(logged.contains("/v2/code/info"), "the control: requests are logged\n{logged}");
     for text in [logged, answers] {
         assert!(!text.contains("KEYA") && !text.contains("SECRETWRONG"), "{text}");

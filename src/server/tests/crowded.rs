@@ -6,7 +6,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::life::{receive, start_within};
+use super::Fake;
+use super::life::{receive, start_with, start_within};
 use crate::server::listen::{BOUNDS, Bounds};
 
 const KEY: &[(&str, &str)] = &[("AIO_API_KEY", "k")];
@@ -17,6 +18,22 @@ async fn ask(stream: &mut TcpStream, path: &str, key: bool) {
     let key = if key { "x-api-key: k\r\n" } else { "" };
     let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{key}\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
+}
+
+async fn run(stream: &mut TcpStream, code: &str) {
+    run_padded(stream, code, 0).await;
+}
+
+/// With so many bytes beside the code.
+async fn run_padded(stream: &mut TcpStream, code: &str, pad: usize) {
+    let pad = "x".repeat(pad);
+    let body = format!("{{\"language\":\"python\",\"code\":\"{code}\",\"pad\":\"{pad}\"}}");
+    let head = format!(
+        "POST /v2/code/execute HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
 }
 
 /// Asks with the key and waits for the answer.
@@ -55,20 +72,14 @@ async fn a_connection_without_a_key_is_kept_as_long_as_a_head_may_take_and_one_w
 #[tokio::test(flavor = "multi_thread")]
 async fn when_all_connections_are_held_the_stranger_that_was_quiet_for_longest_makes_room() {
     let long = Duration::from_secs(600);
-    let bounds = Bounds { connections_max: 4, head_read_max: long, keep_alive_max: long, write_max: long };
+    let bounds =
+        Bounds { connections_max: 4, head_read_max: long, keep_alive_max: long, write_max: long, ..BOUNDS };
     let (address, shutdown, serving) = start_within(bounds, KEY).await;
     let connect = || async { TcpStream::connect(address).await.unwrap() };
     let (mut idle, mut busy) = (connect().await, connect().await);
     assert!(is_answered(&mut idle).await);
-    let body = r#"{"language":"python","code":"sleep 10"}"#;
-    let head = format!(
-        "POST /v2/code/execute HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\n\r\n",
-        body.len()
-    );
     // One whose first request is being answered has not shown its key yet, as far as anybody knows.
-    busy.write_all(head.as_bytes()).await.unwrap();
-    busy.write_all(body.as_bytes()).await.unwrap();
+    run(&mut busy, "sleep 10").await;
     let mut silent = connect().await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     let mut slow = connect().await;
@@ -92,4 +103,73 @@ async fn when_all_connections_are_held_the_stranger_that_was_quiet_for_longest_m
     assert!(timeout(SOON, receive(&mut last)).await.unwrap().0.starts_with("HTTP/1.1 200"));
     shutdown.cancel();
     serving.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_with_its_share_of_the_connections_leaves_room_for_the_others() {
+    let long = Duration::from_secs(600);
+    let bounds =
+        Bounds { connections_max: 8, head_read_max: long, keep_alive_max: long, write_max: long, ..BOUNDS };
+    let (address, shutdown, serving) =
+        start_within(bounds, &[("CODE_INTERPRETER_API_KEYS", "a=k,b=l")]).await;
+    let connect = || async { TcpStream::connect(address).await.unwrap() };
+    let (mut idle, mut busy, mut third) = (connect().await, connect().await, connect().await);
+    assert!(is_answered(&mut idle).await);
+    run(&mut busy, "sleep 10").await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    ask(&mut third, "/v1/code/info", true).await;
+    let (head, body) = receive(&mut third).await;
+    assert!(head.starts_with("HTTP/1.1 429"), "{head}");
+    assert!(body.contains("Maximum number of connections (2) reached"), "{body}");
+    assert!(is_closed_within(&mut third, SOON).await);
+    let mut other = connect().await;
+    other.write_all(b"GET /v1/ping HTTP/1.1\r\nhost: localhost\r\nx-api-key: l\r\n\r\n").await.unwrap();
+    assert!(receive(&mut other).await.0.starts_with("HTTP/1.1 200"));
+    assert!(is_answered(&mut idle).await, "it goes on with what it has");
+    shutdown.cancel();
+    serving.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_has_its_share_of_what_requests_take_until_they_are_answered() {
+    let bounds = Bounds { bodies_bytes_max: 150_000, ..BOUNDS };
+    let (address, shutdown, serving) = start_within(bounds, KEY).await;
+    let connect = || async { TcpStream::connect(address).await.unwrap() };
+    let (mut first, mut second) = (connect().await, connect().await);
+    run_padded(&mut first, "sleep 2", 100_000).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    run_padded(&mut second, "print(1)", 1_500_000).await;
+    let (head, body) = receive(&mut second).await;
+    assert!(head.starts_with("HTTP/1.1 429") && body.contains("are under way"), "{head} {body}");
+    assert!(is_answered(&mut second).await, "it was read to its end, so that its sender sees the answer");
+    let mut third = connect().await;
+    run_padded(&mut third, "print(1)", 40_000).await;
+    assert!(receive(&mut third).await.0.starts_with("HTTP/1.1 200"), "a small one takes nothing");
+    assert!(timeout(SOON, receive(&mut first)).await.unwrap().0.starts_with("HTTP/1.1 200"));
+    run_padded(&mut third, "print(1)", 100_000).await;
+    assert!(receive(&mut third).await.0.starts_with("HTTP/1.1 200"), "what is answered takes nothing");
+    shutdown.cancel();
+    serving.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_leaves_the_beginning_of_a_next_request_behind_has_left_all_the_same() {
+    for rest in ["", "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET /he"] {
+        let fake = Fake::default();
+        let (address, shutdown, serving) = start_with(fake.clone(), BOUNDS, KEY).await;
+        let mut caller = TcpStream::connect(address).await.unwrap();
+        run(&mut caller, "sleep 100").await;
+        caller.write_all(rest.as_bytes()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(2500)).await;
+        assert!(!fake.is_dropped(), "who is there is waited for");
+        drop(caller);
+        let mut left = SOON;
+        while !fake.is_dropped() {
+            let pause = Duration::from_millis(50);
+            left = left.checked_sub(pause).unwrap_or_else(|| panic!("it runs for nobody, after {rest:?}"));
+            tokio::time::sleep(pause).await;
+        }
+        shutdown.cancel();
+        serving.await.unwrap().unwrap();
+    }
 }

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::engine::Backends;
+use crate::server::code::CodeInfo;
 
 const V1: [&str; 32] = [
     "/v1/capabilities",
@@ -93,8 +95,27 @@ const V2_COMMANDS: [&str; 7] = [
     "/v2/commands/{command_id}/stdin",
     "/v2/sandbox/packages",
 ];
-const SHARED: [&str; 6] =
-    ["/", "/health", "/internal/auth", "/openapi.json", "/v1/health", "/v1/openapi.json"];
+const SHARED: [&str; 7] =
+    ["/", "/health", "/internal/auth", "/mcp", "/openapi.json", "/v1/health", "/v1/openapi.json"];
+
+/// Of the LibreChat family, at the root and under `/v1`.
+const LIBRECHAT: [&str; 11] = [
+    "/download/{session_id}/{file_id}",
+    "/exec",
+    "/exec/programmatic",
+    "/exec/programmatic/cancel",
+    "/exec/stream",
+    "/files/{session_id}",
+    "/files/{session_id}/{file_id}",
+    "/libraries",
+    "/sessions/{session_id}/objects/{file_id}",
+    "/upload",
+    "/upload/batch",
+];
+
+fn librechat() -> BTreeSet<String> {
+    LIBRECHAT.iter().flat_map(|path| [(*path).to_owned(), format!("/v1{path}")]).collect()
+}
 
 async fn paths(app: &App, uri: &str) -> BTreeSet<String> {
     let document = get(uri).to(app).await.json();
@@ -111,14 +132,45 @@ async fn the_documents_contain_every_route_and_their_subset() {
     let app = daemon(&[]);
     let v2: [&[&str]; 2] = [&V2, &V2_COMMANDS];
     let all = [&[&V1[..], &V1_COMMANDS, &SHARED], &v2[..]].concat();
-    assert_eq!(paths(&app, "/openapi.json").await, set(&all));
-    assert_eq!(paths(&app, "/v1/openapi.json").await, set(&all));
+    let all = &set(&all) | &librechat();
+    assert_eq!(paths(&app, "/openapi.json").await, all);
+    assert_eq!(paths(&app, "/v1/openapi.json").await, all);
     assert_eq!(paths(&app, "/v2/openapi.json").await, set(&v2));
     let document = get("/openapi.json").to(&app).await.json();
     let methods: Vec<&String> = document["paths"]["/v2/code/sessions"].as_object().unwrap().keys().collect();
     assert_eq!(methods, ["delete", "get", "post"]);
+    for path in ["/v1/file/download", "/v2/fs/download"] {
+        let methods: Vec<&String> = document["paths"][path].as_object().unwrap().keys().collect();
+        assert_eq!(methods, ["get", "head"], "{path}");
+    }
     let request = &document["components"]["schemas"]["ExecuteRequest"];
     assert_eq!(request["required"], json!(["language", "code"]));
+}
+
+#[tokio::test]
+async fn every_operation_has_a_name_of_its_own() {
+    let document = get("/openapi.json").to(&daemon(&[])).await.json();
+    let mut names = BTreeSet::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let name = operation["operationId"].as_str().unwrap_or_default().to_owned();
+            assert!(!name.is_empty() && names.insert(name.clone()), "{method} {path}: {name:?}");
+        }
+    }
+    assert!(names.contains("libraries") && names.contains("get_v1_libraries"), "{names:?}");
+}
+
+#[tokio::test]
+async fn the_document_has_the_names_that_the_code_interpreters_tests_look_for() {
+    let document = get("/openapi.json").to(&daemon(&[])).await.json();
+    let health = &document["components"]["schemas"]["HealthResponse"]["properties"];
+    assert!(health["runtime_libraries"].is_object() && health["status"].is_object(), "{health}");
+    let lang = &document["components"]["schemas"]["RestExecRequest"]["properties"]["lang"];
+    let names = lang["enum"].as_array().unwrap_or_else(|| panic!("{lang}"));
+    for name in ["py", "bash", "js", "node", "ts", "go", "c++"] {
+        assert!(names.contains(&json!(name)), "{name}: {names:?}");
+    }
+    assert!(document["components"]["schemas"]["ExecuteResponse"].is_object());
 }
 
 #[tokio::test]
@@ -152,7 +204,7 @@ async fn the_v2_surface_hides_the_v1_routes_of_this_contract() {
     for path in ["/v2/code/info", "/v1/health", "/v1/openapi.json", "/health"] {
         assert_eq!(get(path).to(&app).await.status, 200, "{path}");
     }
-    assert_eq!(paths(&app, "/openapi.json").await, set(&[&V2, &V2_COMMANDS, &SHARED]));
+    assert_eq!(paths(&app, "/openapi.json").await, &set(&[&V2, &V2_COMMANDS, &SHARED]) | &librechat());
 }
 
 #[tokio::test]
@@ -164,16 +216,22 @@ async fn unknown_routes_and_methods_answer_with_an_envelope() {
         let keys: Vec<String> = reply.json().as_object().unwrap().keys().cloned().collect();
         assert_eq!((reply.status.as_u16(), keys.len()), (404, 4), "{path} {keys:?}");
     }
-    for (reply, status) in [
-        (get("/nowhere").to(&app).await, 404),
-        (get("/v1/exec").to(&app).await, 404),
-        (post("/health", "").to(&app).await, 405),
-    ] {
+    for (reply, status) in [(get("/nowhere").to(&app).await, 404), (post("/health", "").to(&app).await, 405)]
+    {
         let body = reply.json();
         assert_eq!(reply.status, status);
         for key in ["success", "message", "data", "hint", "error", "detail"] {
             assert!(body.get(key).is_some(), "{key} is missing from {body}");
         }
+    }
+    for path in ["/exec/nothing", "/v1/files", "/upload/nothing/here"] {
+        let reply = get(path).to(&app).await;
+        let keys: Vec<String> = reply.json().as_object().unwrap().keys().cloned().collect();
+        assert_eq!(
+            (reply.status.as_u16(), keys),
+            (404, ["detail", "error", "message"].map(str::to_owned).to_vec()),
+            "{path}"
+        );
     }
     for generation in ["v1", "v2"] {
         let reply = get(&format!("/{generation}/code/execute")).to(&app).await;
@@ -216,6 +274,127 @@ async fn capabilities_have_their_groups() {
     );
 }
 
+/// Python cells at an external Jupyter server. Our own Python is there as well.
+fn at_an_endpoint(python: &'static str) -> App {
+    let backends = Backends {
+        python: Some(python),
+        jupyter: Some("endpoint"),
+        kernels: vec!["python3".to_owned()],
+        endpoint: Some("http://127.0.0.1:8888".to_owned()),
+    };
+    let code_info = CodeInfo {
+        backend: Some(python),
+        kernels: backends.kernels.clone(),
+        python: Some("3.11.2".to_owned()),
+        node: Some("v20.20.2".to_owned()),
+        sessions_max: 5,
+        prewarmed: 0,
+    };
+    let fake = Fake::telling(backends, code_info);
+    daemon_with(&[("AIO_JUPYTER_ENDPOINT", "http://127.0.0.1:8888")], fake)
+}
+
+#[tokio::test]
+async fn what_runs_at_an_endpoint_is_not_said_to_be_confined_here() {
+    let here = daemon(&[]);
+    assert_eq!(get("/health").to(&here).await.json()["confinement"], "sandbox", "control");
+    for (python, words) in [("endpoint", "Python cells"), ("native", "cells of the Jupyter routes")] {
+        let app = at_an_endpoint(python);
+        let health = get("/health").to(&app).await.json();
+        let capabilities = get("/v1/capabilities").to(&app).await.json()["data"].clone();
+        for (said, beside) in [
+            (&health["confinement"], &health["warnings"]),
+            (&capabilities["isolation"]["confinement"], &capabilities["isolation"]["warnings"]),
+        ] {
+            assert_eq!(said, "external");
+            let last = beside.as_array().unwrap().iter().any(|it| it.as_str().unwrap().starts_with(words));
+            assert!(last, "{beside}");
+        }
+        let interpreter = &capabilities["code_interpreter"];
+        assert!(interpreter["warnings"][0].as_str().unwrap().starts_with(words), "{interpreter}");
+        let jupyter = get("/v1/jupyter/info").to(&app).await.json()["data"]["description"].clone();
+        assert!(jupyter.as_str().unwrap().contains("external Jupyter server"), "{jupyter}");
+        let sandbox = get("/v1/sandbox").to(&app).await.json()["data"].clone();
+        assert!(sandbox.as_str().unwrap().contains("external Jupyter server"), "{sandbox}");
+    }
+}
+
+#[tokio::test]
+async fn the_version_of_a_python_that_runs_no_cell_is_not_told() {
+    for (python, version) in [("endpoint", Value::Null), ("native", json!("3.11.2"))] {
+        let data = get("/v2/code/info").to(&at_an_endpoint(python)).await.json()["data"].clone();
+        assert_eq!(data["python"], json!({ "available": true, "version": version }), "{python}");
+        assert_eq!(data["languages"][0]["runtime_version"], version, "{python}");
+        assert_eq!(data["node"]["version"], "v20.20.2");
+        assert_eq!(data["kinds"].as_array().unwrap().contains(&json!("jupyter")), python == "endpoint");
+    }
+}
+
+#[tokio::test]
+async fn where_a_session_of_an_endpoint_is_stays_untold_unless_somebody_said_it() {
+    for (app, unsaid) in [(at_an_endpoint("endpoint"), ""), (daemon(&[]), "/home/sandbox")] {
+        for (id, cwd, told) in [("a", Value::Null, unsaid), ("b", json!("/srv"), "/srv")] {
+            let body = json!({ "session_id": id, "cwd": cwd }).to_string();
+            assert_eq!(post("/v1/jupyter/sessions/create", &body).to(&app).await.status, 200);
+            let listed = get("/v1/jupyter/sessions").to(&app).await.json()["data"]["sessions"][id].clone();
+            let one = get(&format!("/v1/jupyter/sessions/{id}")).to(&app).await.json()["data"].clone();
+            let code = get(&format!("/v2/code/sessions/{id}")).to(&app).await.json()["data"].clone();
+            let all = get("/v2/code/sessions").to(&app).await.json()["data"]["sessions"][id].clone();
+            for entry in [listed, one, code, all] {
+                assert_eq!(entry["cwd"], told, "{id}: {entry}");
+            }
+        }
+        let native = json!({ "session_id": "js", "language": "javascript" }).to_string();
+        let native = post("/v2/code/sessions", &native).to(&app).await.json();
+        assert_eq!(native["data"]["cwd"], "/home/sandbox", "JavaScript stays here");
+        for what in ["interrupt", "restart"] {
+            let reply = post(&format!("/v1/jupyter/sessions/a/{what}"), "").to(&app).await;
+            let message = reply.json()["message"].as_str().unwrap().to_owned();
+            assert_eq!((reply.status.as_u16(), message.contains("embedded")), (501, false), "{message}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_a_python_the_documents_say_what_answers_all_the_same() {
+    let fake = |node: Option<&str>, backend| {
+        let info = CodeInfo {
+            backend,
+            // It is installed, and only kernels are wanted.
+            python: Some("3.11.2".to_owned()),
+            node: node.map(str::to_owned),
+            sessions_max: 20,
+            ..CodeInfo::default()
+        };
+        Fake::telling(Backends { python: backend, ..Backends::default() }, info)
+    };
+    let app = daemon_with(&[], fake(Some("v20.20.2"), None));
+    let data = get("/v2/code/info").to(&app).await.json()["data"].clone();
+    assert_eq!((&data["backend"], &data["kinds"]), (&Value::Null, &json!(["nodejs"])));
+    assert_eq!(data["python"], json!({ "available": false, "version": null }));
+    assert_eq!(data["languages"][0]["description"], "Python 3 (not available)");
+    assert_eq!(data["languages"][1]["description"], "Node.js (native REPL)");
+    assert_eq!(data["max_sessions"], 20, "of JavaScript");
+    let capabilities = get("/v1/capabilities").to(&app).await.json()["data"].clone();
+    let interpreter = &capabilities["code_interpreter"];
+    assert_eq!(
+        (&interpreter["status"], &interpreter["kinds"]),
+        (&json!("ready"), &json!(["code", "nodejs"])),
+        "JavaScript is the code routes' too"
+    );
+    let bare = get("/v2/code/info").to(&daemon_with(&[], fake(None, None))).await.json()["data"].clone();
+    assert_eq!((&bare["kinds"], &bare["max_sessions"]), (&json!([]), &json!(0)));
+    assert_eq!(bare["languages"][1]["description"], "Node.js (not available)");
+    // The hint speaks of the code routes only where these run Python.
+    for (backend, told) in [(None, false), (Some("native"), true)] {
+        let app = daemon_with(&[], fake(Some("v20.20.2"), backend));
+        for reply in [get("/v1/jupyter/info").to(&app).await, get("/v1/jupyter/sessions").to(&app).await] {
+            let hint = reply.json()["hint"].as_str().unwrap().to_owned();
+            assert_eq!((reply.status.as_u16(), hint.contains("/v1/code/execute")), (501, told), "{hint}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_sandbox_has_what_the_published_client_requires() {
     let app = daemon(&[]);
@@ -251,14 +430,67 @@ async fn health_names_layers_and_no_paths() {
         json!({ "layer": "cgroup memory", "enforced": false, "detail": "" })
     );
     assert_eq!(body["warnings"], json!(["KSM runs", "not enforced: cgroup memory"]));
-    assert!(!reply.text.contains('/'), "{}", reply.text);
+    // What a guest sees is no path of the host's.
+    assert!(!reply.text.replace("/mnt/data", "").contains('/'), "{}", reply.text);
     assert_eq!(get("/v1/health").to(&app).await.json(), body);
+}
+
+#[tokio::test]
+async fn health_has_the_keys_of_both_families() {
+    let app = daemon(&[("MAX_SESSIONS", "7"), ("EXECUTION_TIMEOUT", "60")]);
+    let body = get("/health").to(&app).await.json();
+    assert_eq!((&body["max_sessions"], &body["execution_timeout"]), (&json!(7), &json!(60)));
+    assert_eq!((&body["active_sessions"], &body["cleaned_sessions"]), (&json!(0), &json!(0)));
+    assert_eq!((&body["uploads_dir"], &body["notebooks_dir"]), (&json!("/mnt/data"), &json!("/mnt/data")));
+    for runtime in ["bash", "node", "ts-node", "go", "c++"] {
+        let row = &body["runtime_capabilities"][runtime];
+        assert!(row["available"].is_boolean(), "{runtime}: {row}");
+        assert!(row["binaries"].is_array() && row["missing"].is_array(), "{runtime}: {row}");
+    }
+    assert_eq!(body["runtime_libraries"]["python"], json!({ "available": true, "version": "3.11.2" }));
+}
+
+#[tokio::test]
+async fn libraries_are_listed_by_runtime() {
+    let app = daemon(&[]);
+    for (alias, key) in
+        [("js", "node"), ("c++", "cpp"), ("C%2B%2B", "cpp"), ("ts", "typescript"), ("sh", "bash")]
+    {
+        for prefix in ["", "/v1"] {
+            let body = get(&format!("{prefix}/libraries?runtime={alias}")).to(&app).await.json();
+            let keys: Vec<&String> = body["runtime_libraries"].as_object().unwrap().keys().collect();
+            assert_eq!(keys, [key], "{alias}");
+        }
+    }
+    let keys_of = |body: &Value, under: &str| -> Vec<String> {
+        body[under].as_object().unwrap().keys().cloned().collect()
+    };
+    let table = languages();
+    let mut known: Vec<_> = table.iter().filter_map(|it| it.library_key.clone()).collect();
+    known.sort();
+    let health = get("/health").to(&app).await.json();
+    assert_eq!(keys_of(&health, "runtime_libraries"), known);
+    let mut capable = keys_of(&health, "runtime_capabilities");
+    capable.sort();
+    assert_eq!(capable, ["bash", "c++", "go", "node", "python", "ts-node"]);
+    // A name that the table has, and none of the contract's.
+    let all = get("/libraries?runtime=golang").to(&app).await.json();
+    assert_eq!(keys_of(&all, "runtime_libraries"), ["go"]);
+    assert_eq!(all["runtime_libraries"]["go"]["missing"], json!(["go"]));
+    assert_eq!(get("/libraries?runtime=rust").to(&app).await.status, 404, "it has no key there");
+    let node = get("/libraries?runtime=node").to(&app).await.json()["runtime_libraries"]["node"].clone();
+    assert_eq!((&node["version"], &node["available"]), (&json!("20.20.2"), &json!(true)));
+    let unknown = get("/libraries?runtime=cobol").to(&app).await;
+    let text = "runtime 'cobol' not found";
+    assert_eq!((unknown.status.as_u16(), unknown.json()), (404, json!({ "error": text, "detail": text })));
 }
 
 #[tokio::test]
 async fn root_and_ping_answer() {
     let app = daemon(&[]);
     let root = get("/").to(&app).await.json();
+    assert!(root["features"].is_array() && root["version"].is_string());
+    assert!(root["endpoints"]["POST /exec"].is_string() && root["endpoints"]["execute"].is_string());
     assert_eq!((&root["name"], &root["success"]), (&json!("caisson"), &json!(true)));
     assert_eq!(get("/v1/ping").to(&app).await.json()["data"], "pong");
 }

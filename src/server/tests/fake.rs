@@ -21,6 +21,8 @@ pub(super) struct Fake {
     pub(super) asked: Arc<Mutex<Vec<CellRequest>>>,
     pub(super) sessions: Arc<Mutex<BTreeMap<(String, String), SessionEntry>>>,
     dropped: Arc<AtomicBool>,
+    /// Other than the usual ones.
+    told: Option<(Backends, CodeInfo)>,
 }
 
 /// Notes when the engine's future is gone.
@@ -47,6 +49,11 @@ fn pieces() -> Vec<Piece> {
 }
 
 impl Fake {
+    /// One that says this of what runs what.
+    pub(super) fn telling(backends: Backends, info: CodeInfo) -> Fake {
+        Fake { told: Some((backends, info)), ..Fake::default() }
+    }
+
     /// True once a future of `execute` is gone, at its end or before.
     pub(super) fn is_dropped(&self) -> bool {
         self.dropped.load(Ordering::SeqCst)
@@ -180,6 +187,7 @@ pub(super) fn hello() -> Hello {
             ipykernel: None,
         }),
         kernels: Vec::new(),
+        toolchains: None,
         accounts: vec!["sandbox".to_owned(), "nobody".to_owned()],
         warnings: vec!["KSM runs".to_owned(), "cannot write /proc/sys/user".to_owned()],
         warm: vec![Profile::Python],
@@ -290,12 +298,13 @@ impl CodeEngine for Fake {
 
     fn backends(&self) -> Backends {
         let kernels = vec!["python3".to_owned()];
-        Backends { python: Some("native"), jupyter: Some("kernel"), kernels, endpoint: None }
+        let usual = Backends { python: Some("native"), jupyter: Some("kernel"), kernels, endpoint: None };
+        self.told.as_ref().map_or(usual, |(backends, _)| backends.clone())
     }
 
     fn kernel_info(&self, _: &TenantId) -> KernelInfo {
         KernelInfo {
-            kernels: vec!["python3".to_owned()],
+            kernels: self.backends().kernels,
             detection: "ipykernel 7.4.0 via /usr/bin/python3".to_owned(),
             sessions: 0,
             sessions_max: 5,
@@ -305,14 +314,15 @@ impl CodeEngine for Fake {
 
     fn code_info<'a>(&'a self, _: &'a TenantId) -> Pending<'a, CodeInfo> {
         Box::pin(async {
-            CodeInfo {
+            let usual = CodeInfo {
                 backend: Some("native"),
                 kernels: vec!["python3".to_owned()],
                 python: Some("3.11.2".to_owned()),
                 node: Some("v20.20.2".to_owned()),
                 sessions_max: 20,
                 prewarmed: 0,
-            }
+            };
+            self.told.as_ref().map_or(usual, |(_, info)| info.clone())
         })
     }
 

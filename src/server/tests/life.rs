@@ -49,9 +49,13 @@ async fn start(variables: &[(&str, &str)]) -> Serving {
 }
 
 pub(super) async fn start_within(bounds: Bounds, variables: &[(&str, &str)]) -> Serving {
+    start_with(Fake::default(), bounds, variables).await
+}
+
+pub(super) async fn start_with(fake: Fake, bounds: Bounds, variables: &[(&str, &str)]) -> Serving {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let state = state_with(config(variables), Fake::default());
+    let state = state_with(config(variables), fake);
     let shutdown = CancellationToken::new();
     let serving = tokio::spawn(serve_within(bounds, vec![listener], state, shutdown.clone()));
     (address, shutdown, serving)

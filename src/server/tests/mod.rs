@@ -1,12 +1,15 @@
 //! The routes, driven in memory with an engine of a few lines.
 
 mod access;
+mod credentials;
 mod crowded;
 mod documents;
 mod execute;
 mod fake;
 mod files;
 mod life;
+mod mcp;
+mod objects;
 mod sessions;
 mod streams;
 
@@ -24,6 +27,7 @@ use super::{App, AppState, app};
 use crate::backend::native::fake::{FakeLauncher, hello};
 use crate::commands::{Commands, CommandsConfig};
 use crate::config::{Config, Flags, Surroundings};
+use crate::languages::tests::languages;
 use crate::store::Store;
 use fake::Fake;
 
@@ -76,7 +80,7 @@ fn state_with(config: Config, engine: Fake) -> AppState {
     };
     let launcher = FakeLauncher::with(hello());
     let commands = Commands::new(limits, launcher, Store::in_memory().unwrap());
-    AppState::new(Arc::new(config), Arc::new(engine), commands)
+    AppState::new(Arc::new(config), Arc::new(engine), commands).with_languages(languages())
 }
 
 /// A request as a program on this machine sends it.

@@ -1,8 +1,6 @@
 //! `/v1/bash`: the same commands and sessions in the words of the first generation.
 #![forbid(unsafe_code)]
 
-use axum::Extension;
-use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
@@ -10,20 +8,20 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::super::PathId;
-use super::super::refuse::{Generation, InvalidBody, RefusedBody};
+use super::super::refuse::{Generation, InvalidBody, NotFound, NotOpened, RefusedBody};
+use super::super::{Context, PathId};
 use super::wire::{
     BashCreateRequest, BashOutputRequest, BashRequest, Body, CommandOutputData, CommandRunData,
     CommandSessionData, bash_create_request, bash_output_request, bash_request,
 };
-use super::{done, output, refusal, run};
+use super::{No, done, output, run};
 use crate::commands::parse_signal;
-use crate::engine::TenantId;
 use crate::server::AppState;
 use crate::server::answer::Envelope;
 use crate::server::body::JsonBytes;
 
 const THIS: Generation = Generation::V1;
+type Answered = Result<Response, No<1>>;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
@@ -48,41 +46,20 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         (status = 503, body = RefusedBody, description = "No shell; nothing was started"),
     )
 )]
-async fn exec(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    headers: HeaderMap,
-    JsonBytes(body): JsonBytes,
-) -> Response {
-    match bash_request(&body) {
-        Ok(ask) => run(&state, &tenant, ask, &headers, THIS).await,
-        Err(invalid) => invalid.answer(THIS),
-    }
+async fn exec(Context(state, tenant): Context, headers: HeaderMap, JsonBytes(body): JsonBytes) -> Answered {
+    Ok(run(&state, &tenant, bash_request(&body)?, &headers, THIS).await?)
 }
 
 /// Output of a session's command from the given offsets on, and its state.
 #[utoipa::path(
     post, path = "/v1/bash/output", tag = "bash", operation_id = "v1_bash_output",
     request_body = BashOutputRequest,
-    responses(
-        (status = 200, body = Envelope<CommandOutputData>),
-        (status = 404, body = RefusedBody),
-        (status = 422, body = InvalidBody),
-    )
+    responses((status = 200, body = Envelope<CommandOutputData>), NotFound)
 )]
-async fn read_output(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
-    let (session, command, ask) = match bash_output_request(&body) {
-        Ok(asked) => asked,
-        Err(invalid) => return invalid.answer(THIS),
-    };
-    match state.commands().command_of(&tenant, &session, command.as_deref()) {
-        Ok(command) => output(&command, &ask, THIS).await,
-        Err(refused) => refusal(refused, THIS),
-    }
+async fn read_output(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Answered {
+    let (session, command, ask) = bash_output_request(&body)?;
+    let command = state.commands().command_of(&tenant, &session, command.as_deref())?;
+    Ok(output(&command, &ask, THIS).await)
 }
 
 /// What to write.
@@ -103,31 +80,18 @@ struct BashInputRequest {
     responses(
         (status = 200, body = Envelope<Value>),
         (status = 400, body = RefusedBody, description = "It has ended"),
-        (status = 404, body = RefusedBody),
-        (status = 422, body = InvalidBody),
+        NotFound,
         (status = 429, body = RefusedBody, description = "It has not read what was written before"),
     )
 )]
-async fn write_input(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
-    let asked = Body::parse(&body, &["session_id", "command_id", "input"]).and_then(|mut body| {
-        let session = body.fields.required_text("session_id").unwrap_or_default();
-        let input = body.fields.required_text("input").unwrap_or_default();
-        let command = body.fields.text("command_id");
-        body.check().map(|()| (session, command, input))
-    });
-    let (session, command, input) = match asked {
-        Ok(asked) => asked,
-        Err(invalid) => return invalid.answer(THIS),
-    };
-    let command = state.commands().command_of(&tenant, &session, command.as_deref());
-    match command.and_then(|command| command.input(input.as_bytes())) {
-        Ok(()) => done(),
-        Err(refused) => refusal(refused, THIS),
-    }
+async fn write_input(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Answered {
+    let mut body = Body::parse(&body, &["session_id", "command_id", "input"])?;
+    let session = body.fields.required_text("session_id").unwrap_or_default();
+    let input = body.fields.required_text("input").unwrap_or_default();
+    let command = body.fields.text("command_id");
+    body.check()?;
+    state.commands().command_of(&tenant, &session, command.as_deref())?.input(input.as_bytes())?;
+    Ok(done())
 }
 
 /// Which signal.
@@ -148,30 +112,18 @@ struct BashKillRequest {
     responses(
         (status = 200, body = Envelope<Value>),
         (status = 400, body = RefusedBody, description = "It has ended, or there is no such signal"),
-        (status = 404, body = RefusedBody),
-        (status = 422, body = InvalidBody),
+        NotFound,
     )
 )]
-async fn kill(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
-    let asked = Body::parse(&body, &["session_id", "command_id", "signal"]).and_then(|mut body| {
-        let session = body.fields.required_text("session_id").unwrap_or_default();
-        let command = body.fields.text("command_id");
-        let signal = body.fields.text("signal").unwrap_or_else(|| "SIGTERM".to_owned());
-        body.check().map(|()| (session, command, signal))
-    });
-    let (session, command, signal) = match asked {
-        Ok(asked) => asked,
-        Err(invalid) => return invalid.answer(THIS),
-    };
-    let command = state.commands().command_of(&tenant, &session, command.as_deref());
-    match command.and_then(|command| command.signal(parse_signal(&signal)?)) {
-        Ok(()) => done(),
-        Err(refused) => refusal(refused, THIS),
-    }
+async fn kill(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Answered {
+    let mut body = Body::parse(&body, &["session_id", "command_id", "signal"])?;
+    let session = body.fields.required_text("session_id").unwrap_or_default();
+    let command = body.fields.text("command_id");
+    let signal = body.fields.text("signal").unwrap_or_else(|| "SIGTERM".to_owned());
+    body.check()?;
+    let command = state.commands().command_of(&tenant, &session, command.as_deref())?;
+    command.signal(parse_signal(&signal)?)?;
+    Ok(done())
 }
 
 /// Open a session ahead of its first command. An id that exists answers with that session.
@@ -181,24 +133,12 @@ async fn kill(
     responses(
         (status = 200, body = Envelope<CommandSessionData>),
         (status = 400, body = RefusedBody, description = "A folder that is none"),
-        (status = 422, body = InvalidBody),
-        (status = 429, body = RefusedBody),
-        (status = 503, body = RefusedBody),
+        NotOpened,
     )
 )]
-async fn create_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
-    let create = match bash_create_request(&body) {
-        Ok(create) => create,
-        Err(invalid) => return invalid.answer(THIS),
-    };
-    match state.commands().session_create(&tenant, create).await {
-        Ok(info) => Envelope::ok(CommandSessionData::from(info)).into_response(),
-        Err(refused) => refusal(refused, THIS),
-    }
+async fn create_session(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Answered {
+    let info = state.commands().session_create(&tenant, bash_create_request(&body)?).await?;
+    Ok(Envelope::ok(CommandSessionData::from(info)).into_response())
 }
 
 /// Every session of the caller.
@@ -206,7 +146,7 @@ async fn create_session(
     get, path = "/v1/bash/sessions", tag = "bash", operation_id = "v1_bash_sessions",
     responses((status = 200, body = Envelope<Vec<CommandSessionData>>))
 )]
-async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn list_sessions(Context(state, tenant): Context) -> Response {
     let sessions = state.commands().sessions_list(&tenant).into_iter().map(CommandSessionData::from);
     Envelope::ok(sessions.collect::<Vec<_>>()).into_response()
 }
@@ -217,13 +157,7 @@ async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extensi
     params(("session_id" = String, Path, description = "Session id, percent-encoded")),
     responses((status = 200, body = Envelope<Value>), (status = 404, body = RefusedBody))
 )]
-async fn close_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    PathId(id): PathId,
-) -> Response {
-    match state.commands().session_delete(&tenant, &id) {
-        Ok(()) => done(),
-        Err(refused) => refusal(refused, THIS),
-    }
+async fn close_session(Context(state, tenant): Context, PathId(id): PathId) -> Answered {
+    state.commands().session_delete(&tenant, &id)?;
+    Ok(done())
 }

@@ -43,24 +43,21 @@ async fn run(
     ask: RunAsk,
     headers: &HeaderMap,
     generation: Generation,
-) -> Response {
+) -> Result<Response, Refused> {
     let RunAsk { mut run, waits, chars_max } = ask;
     let streams = accepts(headers, stream::MEDIA_TYPE);
     // Nobody learns a name under which it could be written to before it has ended.
     run.stdin_ends = waits == Waits::ForTheEnd && run.session.is_none() && !streams;
-    let mut running = match state.commands().run(tenant, run).await {
-        Ok(running) => running,
-        Err(refused) => return refusal(refused, generation),
-    };
+    let mut running = state.commands().run(tenant, run).await?;
     if streams {
-        return stream::answer(running, waits);
+        return Ok(stream::answer(running, waits));
     }
     wait(&running.command, waits).await;
     running.let_go();
     let read = running.command.read(0, 0, usize::MAX);
     let hint = hint(&running, &read.outlook);
     let data = CommandRunData::new(&running.command, &read, chars_max, generation);
-    ok_sized(data, hint, read.stdout.bytes.len() + read.stderr.bytes.len())
+    Ok(ok_sized(data, hint, read.stdout.bytes.len() + read.stderr.bytes.len()))
 }
 
 /// How long a call waits for its command.
@@ -111,6 +108,34 @@ fn done() -> Response {
 fn accepts(headers: &HeaderMap, media_type: &str) -> bool {
     let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     accepted.flat_map(|value| value.split(',')).any(|one| one.trim().starts_with(media_type))
+}
+
+/// Why a route of a generation does not do what it is asked for; `?` makes one.
+enum No<const GENERATION: u8> {
+    Invalid(Invalid),
+    Refused(Refused),
+}
+
+impl<const GENERATION: u8> From<Invalid> for No<GENERATION> {
+    fn from(invalid: Invalid) -> Self {
+        No::Invalid(invalid)
+    }
+}
+
+impl<const GENERATION: u8> From<Refused> for No<GENERATION> {
+    fn from(refused: Refused) -> Self {
+        No::Refused(refused)
+    }
+}
+
+impl<const GENERATION: u8> IntoResponse for No<GENERATION> {
+    fn into_response(self) -> Response {
+        let generation = if GENERATION == 1 { Generation::V1 } else { Generation::V2 };
+        match self {
+            No::Invalid(invalid) => invalid.answer(generation),
+            No::Refused(refused) => refusal(refused, generation),
+        }
+    }
 }
 
 /// Status codes of what the commands do not take. Those of 429 and 503 mean that nothing was started.

@@ -1,13 +1,12 @@
 //! What the sandbox's interpreters can import.
 #![forbid(unsafe_code)]
 
-use axum::Extension;
-use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::super::Context;
 use super::super::refuse::{self, Generation, Invalid, InvalidBody, RefusedBody};
 use super::refusal;
 use crate::commands::Runtime;
@@ -29,7 +28,7 @@ pub(super) fn v2_routes() -> OpenApiRouter<AppState> {
     get, path = "/v1/sandbox/packages/python", tag = "info",
     responses((status = 200, body = Envelope<String>), (status = 503, body = RefusedBody))
 )]
-async fn python(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn python(Context(state, tenant): Context) -> Response {
     list(&state, &tenant, Runtime::Python, Generation::V1).await
 }
 
@@ -38,7 +37,7 @@ async fn python(State(state): State<AppState>, Extension(tenant): Extension<Tena
     get, path = "/v1/sandbox/packages/nodejs", tag = "info",
     responses((status = 200, body = Envelope<String>), (status = 503, body = RefusedBody))
 )]
-async fn nodejs(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn nodejs(Context(state, tenant): Context) -> Response {
     list(&state, &tenant, Runtime::Node, Generation::V1).await
 }
 
@@ -53,11 +52,7 @@ async fn nodejs(State(state): State<AppState>, Extension(tenant): Extension<Tena
         (status = 503, body = RefusedBody),
     )
 )]
-async fn packages(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    uri: Uri,
-) -> Response {
+async fn packages(Context(state, tenant): Context, uri: Uri) -> Response {
     let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
     match pairs.filter(|(name, _)| *name == "lang").map(|(_, value)| value).next_back() {
         Some("python") => list(&state, &tenant, Runtime::Python, Generation::V2).await,

@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use axum::Extension;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
@@ -14,19 +12,17 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::super::PathId;
-use super::super::refuse::{Generation, Invalid, InvalidBody, RefusedBody};
+use super::super::refuse::{Invalid, InvalidBody, NotFound, NotOpened, RefusedBody};
+use super::super::{Context, PathId};
 use super::wire::{Body, cut_middle, timestamp};
-use super::{Waits, done, hint, ok_sized, refusal};
-use crate::commands::{
-    Command, Outlook, Refused, Session, SessionInfo, ShellCreate, ShellLine, Status, end_line,
-};
-use crate::engine::{Stream, TenantId};
+use super::{No, Waits, done, hint, ok_sized};
+use crate::commands::{Command, Outlook, Refused, SessionInfo, ShellCreate, ShellLine, Status, end_line};
+use crate::engine::Stream;
 use crate::server::AppState;
 use crate::server::answer::Envelope;
 use crate::server::body::JsonBytes;
 
-const THIS: Generation = Generation::V1;
+type Answered = Result<Response, No<1>>;
 /// Characters of an output when `truncate` is not switched off, and of each one in a view.
 const OUTPUT_CHARS_MAX: usize = 30_000;
 /// How long a wait takes when the request does not say.
@@ -122,19 +118,9 @@ fn status(outlook: &Outlook) -> &'static str {
         (status = 503, body = RefusedBody, description = "No bash; nothing was started"),
     )
 )]
-async fn exec(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
-    let Asked { line, waits, quiet_max, chars_max } = match asked(&body) {
-        Ok(asked) => asked,
-        Err(invalid) => return invalid.answer(THIS),
-    };
-    let mut running = match state.commands().shell_run(&tenant, line).await {
-        Ok(running) => running,
-        Err(refused) => return refusal(refused, THIS),
-    };
+async fn exec(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Answered {
+    let Asked { line, waits, quiet_max, chars_max } = asked(&body)?;
+    let mut running = state.commands().shell_run(&tenant, line).await?;
     // What it does to the shell is not to be torn: it goes on without its caller, and can be seen by `view`.
     running.let_go();
     let command = Arc::clone(&running.command);
@@ -156,7 +142,7 @@ async fn exec(
         console: vec![record],
         exit_code: outlook.exit_code,
     };
-    ok_sized(data, hint(&running, &outlook), bytes)
+    Ok(ok_sized(data, hint(&running, &outlook), bytes))
 }
 
 /// A line as it is asked for.
@@ -258,21 +244,10 @@ fn id_of(body: &[u8]) -> Result<String, Invalid> {
 #[utoipa::path(
     post, path = "/v1/shell/view", tag = "shell", operation_id = "v1_shell_view",
     request_body = ShellIdRequest,
-    responses(
-        (status = 200, body = Envelope<ShellViewData>),
-        (status = 404, body = RefusedBody),
-        (status = 422, body = InvalidBody),
-    )
+    responses((status = 200, body = Envelope<ShellViewData>), NotFound)
 )]
-async fn view(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
-    let shell = match shell_of(&state, &tenant, &body) {
-        Ok(shell) => shell,
-        Err(refused) => return refused,
-    };
+async fn view(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Answered {
+    let shell = state.commands().shell(&tenant, &id_of(&body)?)?;
     let console: Vec<ConsoleRecord> =
         shell.commands().iter().map(|line| ConsoleRecord::of(line, Some(OUTPUT_CHARS_MAX))).collect();
     let output: String =
@@ -288,17 +263,11 @@ async fn view(
         command: last.map(|line| line.text.clone()),
         exit_code: outlook.and_then(|outlook| outlook.exit_code),
     };
-    ok_sized(data, None, bytes)
+    Ok(ok_sized(data, None, bytes))
 }
 
 fn ended_line(output: &str) -> String {
     if output.is_empty() || output.ends_with('\n') { output.to_owned() } else { format!("{output}\n") }
-}
-
-#[expect(clippy::result_large_err, reason = "a refusal is answered at once")]
-fn shell_of(state: &AppState, tenant: &TenantId, body: &[u8]) -> Result<Arc<Session>, Response> {
-    let id = id_of(body).map_err(|invalid| invalid.answer(THIS))?;
-    state.commands().shell(tenant, &id).map_err(|refused| refusal(refused, THIS))
 }
 
 /// How long to wait.
@@ -321,39 +290,22 @@ struct ShellStatusData {
 #[utoipa::path(
     post, path = "/v1/shell/wait", tag = "shell", operation_id = "v1_shell_wait",
     request_body = ShellWaitRequest,
-    responses(
-        (status = 200, body = Envelope<ShellStatusData>),
-        (status = 404, body = RefusedBody),
-        (status = 422, body = InvalidBody),
-    )
+    responses((status = 200, body = Envelope<ShellStatusData>), NotFound)
 )]
-async fn wait(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
-    let asked = Body::parse(&body, &["id", "seconds", "max_wait_seconds"]).and_then(|mut body| {
-        let id = body.fields.required_text("id").unwrap_or_default();
-        let wait = [body.seconds("seconds"), body.seconds("max_wait_seconds")].into_iter().flatten().min();
-        body.check().map(|()| (id, wait.unwrap_or(WAIT_DEFAULT)))
-    });
-    let (id, wait) = match asked {
-        Ok(asked) => asked,
-        Err(invalid) => return invalid.answer(THIS),
-    };
-    let shell = match state.commands().shell(&tenant, &id) {
-        Ok(shell) => shell,
-        Err(refused) => return refusal(refused, THIS),
-    };
-    let status = match shell.current() {
+async fn wait(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Answered {
+    let mut body = Body::parse(&body, &["id", "seconds", "max_wait_seconds"])?;
+    let id = body.fields.required_text("id").unwrap_or_default();
+    let wait = [body.seconds("seconds"), body.seconds("max_wait_seconds")].into_iter().flatten().min();
+    body.check()?;
+    let status = match state.commands().shell(&tenant, &id)?.current() {
         None => "completed",
         Some(line) => {
             // Late is an answer too.
-            drop(tokio::time::timeout(wait, line.ended()).await);
+            drop(tokio::time::timeout(wait.unwrap_or(WAIT_DEFAULT), line.ended()).await);
             status(&line.outlook())
         }
     };
-    Envelope::ok(ShellStatusData { status }).into_response()
+    Ok(Envelope::ok(ShellStatusData { status }).into_response())
 }
 
 /// What to type.
@@ -373,37 +325,21 @@ struct ShellWriteRequest {
     responses(
         (status = 200, body = Envelope<ShellStatusData>),
         (status = 400, body = RefusedBody, description = "No line runs"),
-        (status = 404, body = RefusedBody),
-        (status = 422, body = InvalidBody),
+        NotFound,
         (status = 429, body = RefusedBody),
     )
 )]
-async fn write(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
-    let asked = Body::parse(&body, &["id", "input", "press_enter"]).and_then(|mut body| {
-        let id = body.fields.required_text("id").unwrap_or_default();
-        let mut input = body.fields.required_text("input").unwrap_or_default();
-        if body.fields.boolean("press_enter").unwrap_or(false) {
-            input.push('\n');
-        }
-        body.check().map(|()| (id, input))
-    });
-    let (id, input) = match asked {
-        Ok(asked) => asked,
-        Err(invalid) => return invalid.answer(THIS),
-    };
-    let written = state.commands().shell(&tenant, &id).and_then(|shell| {
-        let line = shell.current().ok_or_else(|| Refused::NoCommandYet(id.clone()))?;
-        line.input(input.as_bytes())?;
-        Ok(line.outlook())
-    });
-    match written {
-        Ok(outlook) => Envelope::ok(ShellStatusData { status: status(&outlook) }).into_response(),
-        Err(refused) => refusal(refused, THIS),
+async fn write(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Answered {
+    let mut body = Body::parse(&body, &["id", "input", "press_enter"])?;
+    let id = body.fields.required_text("id").unwrap_or_default();
+    let mut input = body.fields.required_text("input").unwrap_or_default();
+    if body.fields.boolean("press_enter").unwrap_or(false) {
+        input.push('\n');
     }
+    body.check()?;
+    let line = state.commands().shell(&tenant, &id)?.current().ok_or(Refused::NoCommandYet(id))?;
+    line.input(input.as_bytes())?;
+    Ok(Envelope::ok(ShellStatusData { status: status(&line.outlook()) }).into_response())
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -418,22 +354,10 @@ struct ShellKillData {
 #[utoipa::path(
     post, path = "/v1/shell/kill", tag = "shell", operation_id = "v1_shell_kill",
     request_body = ShellIdRequest,
-    responses(
-        (status = 200, body = Envelope<ShellKillData>),
-        (status = 404, body = RefusedBody),
-        (status = 422, body = InvalidBody),
-    )
+    responses((status = 200, body = Envelope<ShellKillData>), NotFound)
 )]
-async fn kill(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
-    let shell = match shell_of(&state, &tenant, &body) {
-        Ok(shell) => shell,
-        Err(refused) => return refused,
-    };
-    let data = match shell.current() {
+async fn kill(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Answered {
+    let data = match state.commands().shell(&tenant, &id_of(&body)?)?.current() {
         None => ShellKillData { status: "completed", exit_code: None, returncode: None },
         Some(line) => {
             if line.is_running() {
@@ -447,7 +371,7 @@ async fn kill(
             }
         }
     };
-    Envelope::ok(data).into_response()
+    Ok(Envelope::ok(data).into_response())
 }
 
 /// A shell to open.
@@ -474,34 +398,19 @@ struct ShellCreateData {
     responses(
         (status = 200, body = Envelope<ShellCreateData>),
         (status = 400, body = RefusedBody, description = "A folder that is none"),
-        (status = 422, body = InvalidBody),
-        (status = 429, body = RefusedBody),
-        (status = 503, body = RefusedBody),
+        NotOpened,
     )
 )]
-async fn create_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
-    let asked = Body::parse(&body, &["id", "exec_dir", "no_change_timeout"]).and_then(|mut body| {
-        let create = ShellCreate {
-            id: body.fields.text("id"),
-            cwd: body.text("exec_dir"),
-            quiet_max: body.seconds("no_change_timeout"),
-        };
-        body.check().map(|()| create)
-    });
-    let create = match asked {
-        Ok(create) => create,
-        Err(invalid) => return invalid.answer(THIS),
+async fn create_session(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Answered {
+    let mut body = Body::parse(&body, &["id", "exec_dir", "no_change_timeout"])?;
+    let create = ShellCreate {
+        id: body.fields.text("id"),
+        cwd: body.text("exec_dir"),
+        quiet_max: body.seconds("no_change_timeout"),
     };
-    match state.commands().shell_create(&tenant, create).await {
-        Ok(SessionInfo { session_id, working_dir, .. }) => {
-            Envelope::ok(ShellCreateData { session_id, working_dir }).into_response()
-        }
-        Err(refused) => refusal(refused, THIS),
-    }
+    body.check()?;
+    let SessionInfo { session_id, working_dir, .. } = state.commands().shell_create(&tenant, create).await?;
+    Ok(Envelope::ok(ShellCreateData { session_id, working_dir }).into_response())
 }
 
 /// What to change.
@@ -517,35 +426,18 @@ struct ShellUpdateRequest {
 #[utoipa::path(
     post, path = "/v1/shell/sessions/update", tag = "shell", operation_id = "v1_shell_update_session",
     request_body = ShellUpdateRequest,
-    responses(
-        (status = 200, body = Envelope<Value>),
-        (status = 404, body = RefusedBody),
-        (status = 422, body = InvalidBody),
-    )
+    responses((status = 200, body = Envelope<Value>), NotFound)
 )]
-async fn update_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
-    let asked = Body::parse(&body, &["id", "no_change_timeout"]).and_then(|mut body| {
-        let id = body.fields.required_text("id").unwrap_or_default();
-        let quiet_max = body.seconds("no_change_timeout");
-        body.check().map(|()| (id, quiet_max))
-    });
-    let (id, quiet_max) = match asked {
-        Ok(asked) => asked,
-        Err(invalid) => return invalid.answer(THIS),
-    };
-    match state.commands().shell(&tenant, &id) {
-        Ok(shell) => {
-            if let Some(quiet_max) = quiet_max {
-                shell.set_quiet_max(quiet_max);
-            }
-            done()
-        }
-        Err(refused) => refusal(refused, THIS),
+async fn update_session(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Answered {
+    let mut body = Body::parse(&body, &["id", "no_change_timeout"])?;
+    let id = body.fields.required_text("id").unwrap_or_default();
+    let quiet_max = body.seconds("no_change_timeout");
+    body.check()?;
+    let shell = state.commands().shell(&tenant, &id)?;
+    if let Some(quiet_max) = quiet_max {
+        shell.set_quiet_max(quiet_max);
     }
+    Ok(done())
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -566,7 +458,7 @@ struct ShellStatsData {
     get, path = "/v1/shell/sessions/stats", tag = "shell", operation_id = "v1_shell_stats",
     responses((status = 200, body = Envelope<ShellStatsData>))
 )]
-async fn stats(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn stats(Context(state, tenant): Context) -> Response {
     let stats = state.commands().shell_stats(&tenant);
     Envelope::ok(ShellStatsData {
         total_sessions: stats.sessions,
@@ -617,7 +509,7 @@ impl From<SessionInfo> for ShellData {
     get, path = "/v1/shell/sessions", tag = "shell", operation_id = "v1_shell_sessions",
     responses((status = 200, body = Envelope<ShellList>))
 )]
-async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn list_sessions(Context(state, tenant): Context) -> Response {
     let listed = state.commands().shells_list(&tenant);
     let sessions = listed.into_iter().map(|info| (info.session_id.clone(), ShellData::from(info))).collect();
     Envelope::ok(ShellList { sessions }).into_response()
@@ -633,7 +525,7 @@ struct ShellsCleaned {
     delete, path = "/v1/shell/sessions", tag = "shell", operation_id = "v1_shell_clear_sessions",
     responses((status = 200, body = Envelope<ShellsCleaned>))
 )]
-async fn clear_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn clear_sessions(Context(state, tenant): Context) -> Response {
     let cleaned_sessions = state.commands().shells_clear(&tenant);
     Envelope::ok(ShellsCleaned { cleaned_sessions }).into_response()
 }
@@ -644,13 +536,7 @@ async fn clear_sessions(State(state): State<AppState>, Extension(tenant): Extens
     params(("session_id" = String, Path, description = "Session id, percent-encoded")),
     responses((status = 200, body = Envelope<Value>), (status = 404, body = RefusedBody))
 )]
-async fn delete_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    PathId(id): PathId,
-) -> Response {
-    match state.commands().shell_delete(&tenant, &id) {
-        Ok(()) => done(),
-        Err(refused) => refusal(refused, THIS),
-    }
+async fn delete_session(Context(state, tenant): Context, PathId(id): PathId) -> Answered {
+    state.commands().shell_delete(&tenant, &id)?;
+    Ok(done())
 }

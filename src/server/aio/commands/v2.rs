@@ -1,8 +1,6 @@
 //! `/v2/commands`.
 #![forbid(unsafe_code)]
 
-use axum::Extension;
-use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
@@ -10,20 +8,20 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::super::PathId;
-use super::super::refuse::{self, Generation, InvalidBody, RefusedBody};
+use super::super::refuse::{self, Generation, InvalidBody, NotFound, NotOpened, RefusedBody};
+use super::super::{Context, PathId};
 use super::wire::{
     Body, CommandOutputData, CommandRequest, CommandRunData, CommandSessionData, CommandSessionRequest,
     NoRun, create_request, output_query, run_request,
 };
-use super::{done, output, refusal, run};
+use super::{No, done, output, run};
 use crate::commands::{Refused, parse_signal};
-use crate::engine::TenantId;
 use crate::server::AppState;
 use crate::server::answer::Envelope;
 use crate::server::body::JsonBytes;
 
 const THIS: Generation = Generation::V2;
+type Answered = Result<Response, No<2>>;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
@@ -49,19 +47,20 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
     )
 )]
 async fn execute(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
+    Context(state, tenant): Context,
     headers: HeaderMap,
     JsonBytes(body): JsonBytes,
-) -> Response {
-    match run_request(&body) {
-        Ok(ask) => run(&state, &tenant, ask, &headers, THIS).await,
-        Err(NoRun::Invalid(invalid)) => invalid.answer(THIS),
+) -> Answered {
+    let ask = match run_request(&body) {
+        Ok(ask) => ask,
+        Err(NoRun::Invalid(invalid)) => return Err(invalid.into()),
         Err(NoRun::Args) => {
-            refuse::refused(StatusCode::BAD_REQUEST, "args can be given with shell \"none\" only", None)
+            let message = "args can be given with shell \"none\" only";
+            return Ok(refuse::refused(StatusCode::BAD_REQUEST, message, None));
         }
-        Err(NoRun::NoShell(name)) => refusal(Refused::NoShell(name), THIS),
-    }
+        Err(NoRun::NoShell(name)) => return Err(Refused::NoShell(name).into()),
+    };
+    Ok(run(&state, &tenant, ask, &headers, THIS).await?)
 }
 
 /// Output of a command from the given offsets on, and its state.
@@ -74,26 +73,12 @@ async fn execute(
         ("wait" = Option<bool>, Query, description = "Wait for new output or the end"),
         ("wait_timeout" = Option<f64>, Query, description = "Seconds; default 30"),
     ),
-    responses(
-        (status = 200, body = Envelope<CommandOutputData>),
-        (status = 404, body = RefusedBody),
-        (status = 422, body = InvalidBody),
-    )
+    responses((status = 200, body = Envelope<CommandOutputData>), NotFound)
 )]
-async fn read_output(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    PathId(id): PathId,
-    uri: Uri,
-) -> Response {
-    let ask = match output_query(uri.query()) {
-        Ok(ask) => ask,
-        Err(invalid) => return invalid.answer(THIS),
-    };
-    match state.commands().command(&tenant, &id) {
-        Ok(command) => output(&command, &ask, THIS).await,
-        Err(refused) => refusal(refused, THIS),
-    }
+async fn read_output(Context(state, tenant): Context, PathId(id): PathId, uri: Uri) -> Answered {
+    let ask = output_query(uri.query())?;
+    let command = state.commands().command(&tenant, &id)?;
+    Ok(output(&command, &ask, THIS).await)
 }
 
 /// What to write.
@@ -112,30 +97,20 @@ struct CommandInputRequest {
     responses(
         (status = 200, body = Envelope<Value>),
         (status = 400, body = RefusedBody, description = "It has ended"),
-        (status = 404, body = RefusedBody),
-        (status = 422, body = InvalidBody),
+        NotFound,
         (status = 429, body = RefusedBody, description = "It has not read what was written before"),
     )
 )]
 async fn write_input(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
+    Context(state, tenant): Context,
     PathId(id): PathId,
     JsonBytes(body): JsonBytes,
-) -> Response {
-    let input = Body::parse(&body, &["input"]).and_then(|mut body| {
-        let input = body.fields.required_text("input").unwrap_or_default();
-        body.check().map(|()| input)
-    });
-    let input = match input {
-        Ok(input) => input,
-        Err(invalid) => return invalid.answer(THIS),
-    };
-    let command = state.commands().command(&tenant, &id);
-    match command.and_then(|command| command.input(input.as_bytes())) {
-        Ok(()) => done(),
-        Err(refused) => refusal(refused, THIS),
-    }
+) -> Answered {
+    let mut body = Body::parse(&body, &["input"])?;
+    let input = body.fields.required_text("input").unwrap_or_default();
+    body.check()?;
+    state.commands().command(&tenant, &id)?.input(input.as_bytes())?;
+    Ok(done())
 }
 
 /// Which signal.
@@ -154,30 +129,15 @@ struct CommandKillRequest {
     responses(
         (status = 200, body = Envelope<Value>),
         (status = 400, body = RefusedBody, description = "It has ended, or there is no such signal"),
-        (status = 404, body = RefusedBody),
-        (status = 422, body = InvalidBody),
+        NotFound,
     )
 )]
-async fn kill(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    PathId(id): PathId,
-    JsonBytes(body): JsonBytes,
-) -> Response {
-    let signal = Body::parse(&body, &["signal"]).and_then(|mut body| {
-        let signal = body.fields.text("signal").unwrap_or_else(|| "SIGTERM".to_owned());
-        body.check().map(|()| signal)
-    });
-    let signal = match signal {
-        Ok(signal) => signal,
-        Err(invalid) => return invalid.answer(THIS),
-    };
-    let command = state.commands().command(&tenant, &id);
-    let sent = command.and_then(|command| command.signal(parse_signal(&signal)?));
-    match sent {
-        Ok(()) => done(),
-        Err(refused) => refusal(refused, THIS),
-    }
+async fn kill(Context(state, tenant): Context, PathId(id): PathId, JsonBytes(body): JsonBytes) -> Answered {
+    let mut body = Body::parse(&body, &["signal"])?;
+    let signal = body.fields.text("signal").unwrap_or_else(|| "SIGTERM".to_owned());
+    body.check()?;
+    state.commands().command(&tenant, &id)?.signal(parse_signal(&signal)?)?;
+    Ok(done())
 }
 
 /// Open a session ahead of its first command. An id that exists answers with that session.
@@ -187,24 +147,12 @@ async fn kill(
     responses(
         (status = 200, body = Envelope<CommandSessionData>),
         (status = 400, body = RefusedBody, description = "An account or folder that cannot be had"),
-        (status = 422, body = InvalidBody),
-        (status = 429, body = RefusedBody),
-        (status = 503, body = RefusedBody),
+        NotOpened,
     )
 )]
-async fn create_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    JsonBytes(body): JsonBytes,
-) -> Response {
-    let create = match create_request(&body) {
-        Ok(create) => create,
-        Err(invalid) => return invalid.answer(THIS),
-    };
-    match state.commands().session_create(&tenant, create).await {
-        Ok(info) => Envelope::ok(CommandSessionData::from(info)).into_response(),
-        Err(refused) => refusal(refused, THIS),
-    }
+async fn create_session(Context(state, tenant): Context, JsonBytes(body): JsonBytes) -> Answered {
+    let info = state.commands().session_create(&tenant, create_request(&body)?).await?;
+    Ok(Envelope::ok(CommandSessionData::from(info)).into_response())
 }
 
 /// Every session of the caller.
@@ -212,7 +160,7 @@ async fn create_session(
     get, path = "/v2/commands/sessions", tag = "commands",
     responses((status = 200, body = Envelope<Vec<CommandSessionData>>))
 )]
-async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extension<TenantId>) -> Response {
+async fn list_sessions(Context(state, tenant): Context) -> Response {
     let sessions = state.commands().sessions_list(&tenant).into_iter().map(CommandSessionData::from);
     Envelope::ok(sessions.collect::<Vec<_>>()).into_response()
 }
@@ -223,13 +171,7 @@ async fn list_sessions(State(state): State<AppState>, Extension(tenant): Extensi
     params(("session_id" = String, Path, description = "Session id, percent-encoded")),
     responses((status = 200, body = Envelope<Value>), (status = 404, body = RefusedBody))
 )]
-async fn delete_session(
-    State(state): State<AppState>,
-    Extension(tenant): Extension<TenantId>,
-    PathId(id): PathId,
-) -> Response {
-    match state.commands().session_delete(&tenant, &id) {
-        Ok(()) => done(),
-        Err(refused) => refusal(refused, THIS),
-    }
+async fn delete_session(Context(state, tenant): Context, PathId(id): PathId) -> Answered {
+    state.commands().session_delete(&tenant, &id)?;
+    Ok(done())
 }
