@@ -14,11 +14,11 @@ fn main() {
         println!("cargo:rerun-if-changed=src/sys/{file}");
     }
     println!("cargo:rerun-if-changed=build.rs");
-    // In a worktree .git is a file, and a path that is not there counts as changed each time.
-    if Path::new(".git/HEAD").exists() {
-        println!("cargo:rerun-if-changed=.git/HEAD");
+    let checkout = Path::new(".");
+    for file in watched(checkout) {
+        println!("cargo:rerun-if-changed={}", file.display());
     }
-    println!("cargo:rustc-env=CAISSON_REVISION={}", revision());
+    println!("cargo:rustc-env=CAISSON_REVISION={}", revision(checkout));
 
     let init = [
         "--crate-type=bin",
@@ -52,10 +52,32 @@ fn compile(source: &str, name: &str, kind: &[&str]) {
 }
 
 /// The commit this was built from, `unknown` outside a checkout.
-fn revision() -> String {
-    let output = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output();
-    match output {
-        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-        _ => "unknown".to_owned(),
+pub(crate) fn revision(checkout: &Path) -> String {
+    git(checkout, &["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".to_owned())
+}
+
+/// The files that change when `revision` does, none outside a checkout. All of them are there: cargo takes a path
+/// that is not for one that changes each time.
+pub(crate) fn watched(checkout: &Path) -> Vec<PathBuf> {
+    // In a worktree .git is a file, and some of these lie in the folder of the worktree, others in the repository's.
+    let path = |name: &str| Some(checkout.join(git(checkout, &["rev-parse", "--git-path", name])?));
+    // A commit leaves HEAD as it is and changes the branch; it also appends to the log of HEAD, unless logs are off.
+    let known = ["HEAD", "logs/HEAD", "packed-refs", "reftable/tables.list"];
+    let mut found: Vec<PathBuf> = known.into_iter().filter_map(path).filter(|file| file.exists()).collect();
+    let branch = git(checkout, &["symbolic-ref", "-q", "HEAD"]).and_then(|branch| path(&branch));
+    match branch {
+        Some(file) if file.exists() => found.push(file),
+        // Packed: its next commit makes the file. Without a log the folder is what tells of that.
+        Some(file) if !found.iter().any(|known| known.ends_with("logs/HEAD")) => {
+            found.extend(file.ancestors().find(|folder| folder.is_dir()).map(Path::to_owned));
+        }
+        _ => {}
     }
+    found
+}
+
+/// What git says to that, in one line.
+fn git(checkout: &Path, words: &[&str]) -> Option<String> {
+    let output = Command::new("git").arg("-C").arg(checkout).args(words).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

