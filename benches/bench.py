@@ -490,7 +490,72 @@ def row_10(report, args):
                note="%.0f/s of %.0f/s, p50 %.2f ms, p99 %.2f ms, middle of three" % (sustained / 2, sustained, p50 * 1e3, p99 * 1e3))
 
 
-ROWS = {"1": row_1, "2": row_2, "3": row_3, "4": row_4, "5": row_5, "6": row_6, "7": row_7, "8": row_8, "9": row_9, "10": row_10}
+GO = 'package main\nimport "fmt"\nfunc main() { fmt.Println("hi") }\n'
+CPP = '#include <iostream>\nint main() { std::cout << "hi\\n"; }\n'
+
+
+def bare_compile(folder, name, source, words):
+    """The toolchain alone, with whatever cache it has: source to output, as its users would type it."""
+    path = os.path.join(folder, name)
+    with open(path, "w") as f:
+        f.write(source)
+    # A Go of our own where the system has none, as a sandbox sees it.
+    env = suites.clean_env(HOME=folder, GOCACHE=os.path.join(folder, "go-cache"), GO111MODULE="off")
+    env["PATH"] = os.path.join(ROOT, "target/runtime/toolchains/go/bin") + os.pathsep + env["PATH"]
+    words = [word.format(source=path, binary=os.path.join(folder, name + ".out")) for word in words]
+
+    def job():
+        started = now()
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, cwd=folder, timeout=120)
+        took = now() - started
+        if done.stdout.strip() != "hi":
+            raise Left("%s: %s" % (words[0], (done.stderr or done.stdout).strip()[-200:]))
+        return took
+    return job
+
+
+def row_11(report, args):
+    """One program with its files over `/exec`, beside the same command under bubblewrap or the bare toolchain."""
+    node = shutil.which("node") or os.path.join(ROOT, "target/runtime/node/bin/node")
+    with daemon("exec", **KERNEL) as it, Jupyter() as jupyter, tempfile.TemporaryDirectory(prefix="caisson-bench-") as folder:
+        http = Http(it.port)
+
+        def exec_(lang, code, **more):
+            def job():
+                took, answer = http.post("/exec", {"lang": lang, "code": code, **more})
+                if not answer["stdout"]:
+                    raise RuntimeError("%s: %s" % (lang, json.dumps(answer)[:400]))
+                return took
+            return job
+
+        compiled = {
+            "go": bare_compile(folder, "main.go", GO, ["sh", "-c", "go build -o {binary} {source} && {binary}"]),
+            "cpp": bare_compile(folder, "main.cpp", CPP, ["sh", "-c", "g++ -std=c++17 -O2 -o {binary} {source} && {binary}"]),
+        }
+        ours = {"py": exec_("py", PRINT), "bash": exec_("bash", "echo hi"), "js": exec_("js", JS),
+                "ts": exec_("ts", "const n: number = 1; console.log(n)"), "go": exec_("go", GO), "cpp": exec_("cpp", CPP),
+                "entity": exec_("py", STATEFUL, entity_id="bench")}
+        http.post("/exec", {"lang": "py", "code": "x = 20", "entity_id": "bench"})
+        for job in ours.values():  # so that the daemon has seen what is asked for
+            job()
+        time.sleep(SETTLE_S)
+        rounds = max(8, args.rounds // 2)
+        got = interleave({"ours": ours["py"], "peer": bwrap_print()}, args.rounds)
+        report.add("11a", "/exec Python one-off against bubblewrap", ratio(got["peer"], got["ours"]), 20, 40, note=ms(**got))
+        got = interleave({"ours": ours["entity"], "jupyter": jupyter}, args.rounds * 5, pause_s=0)
+        report.add("11b", "/exec Python in an entity's session against jupyter_client", ratio(got["jupyter"], got["ours"]), 6, 10, note=ms(**got))
+        got = interleave({"ours": ours["bash"], "peer": bwrap(["bash", "-c", "echo hi"])}, args.rounds)
+        report.add("11c", "/exec Bash one-off against bubblewrap + bash", ratio(got["peer"], got["ours"]), 2, 4, note=ms(**got))
+        got = interleave({"js": ours["js"], "ts": ours["ts"], "peer": peers().spawn_job([], [node, "-e", JS])}, rounds, pause_s=0.15)
+        report.add("11d", "/exec JavaScript one-off against node -e", ratio(got["peer"], got["js"]), 15, 40, note=ms(**got))
+        report.add("11e", "/exec TypeScript against JavaScript", ratio(got["ts"], got["js"]), 2, 1.5, at_most=True)
+        for row, lang, what in (("11f", "go", "/exec Go hello against the bare toolchain"), ("11g", "cpp", "/exec C++ hello against the bare toolchain")):
+            compiled[lang]()
+            got = interleave({"ours": ours[lang], "peer": compiled[lang]}, max(5, rounds // 3), pause_s=0.1)
+            report.add(row, what, ratio(got["ours"], got["peer"]), 1.1, 0.8, at_most=True, note=ms(**got))
+
+
+ROWS = {"1": row_1, "2": row_2, "3": row_3, "4": row_4, "5": row_5, "6": row_6, "7": row_7, "8": row_8, "9": row_9, "10": row_10, "11": row_11}
 
 
 def main():

@@ -7,7 +7,9 @@ environment, and compares what each shows: kinds of outputs, their order, mime t
 The ipykernel runs outside of any sandbox, with a scratch folder as its HOME and working directory. Texts are compared
 after `normalised`, which takes out what differs between two runs of the same kernel; images byte for byte, else
 pixel by pixel. What is left and meant is in DIFFERENCES with its reason: such a cell counts as passed only while it
-does differ, so that a difference that has gone is taken off the list.
+does differ, so that a difference that has gone is taken off the list. That both show the same is not enough where both
+lack a package: a cell fails that ends in an error on either side without being marked as meant to, or does not show the
+mime types that it is marked with.
 
 The last line is `N passed, N failed`. Settings: those of tests/suites.py.
 """
@@ -46,6 +48,7 @@ DIFFERENCES = {
     ("surroundings", "breakpoint"): NO_DEBUGPY + ", which makes breakpoint() do nothing: it is an error of the cell, as any question is",
     ("streams", "syntax warning"): "ipykernel compiles a cell once more to see whether it awaits, and shows the warning twice",
     ("streams", "stdout object"): "sys.stdout is a text stream on descriptor 1 and says utf-8, ipykernel's says UTF-8",
+    ("magics", "autocall used"): "ipykernel reads a cell once more to see whether it awaits, and shows what it made of the line twice",
     ("magics", "connect_info"): NO_KERNEL_APP,
     ("magics", "subshell"): NO_KERNEL_APP,
     ("display", "what no bundle takes"): "the same error, with other frames below IPython's",
@@ -249,6 +252,21 @@ def differing(theirs, mine, path=""):
     return ["%s: %s for %s" % (path, shown(mine), shown(theirs))]
 
 
+def faults(marks, theirs, mine):
+    """What is wrong with either by itself."""
+    raising = next((mark for mark in marks if not isinstance(mark, str)), set())
+    for side, outputs in (("ipykernel", theirs), ("caisson", mine)):
+        errors = ["%s: %s" % (output["ename"], output["evalue"]) for output in outputs if output["output_type"] == "error"]
+        if errors and side not in raising:
+            yield "ends in an error in %s: %s" % (side, shown(errors[-1]))
+        if side in raising and not errors:
+            yield "is meant to end in an error, and does not in %s" % side
+        held = {mime for output in outputs for mime in output.get("data", ())}
+        for mime in marks:
+            if isinstance(mime, str) and mime not in held:
+                yield "no bundle holds %s in %s, which shows %s" % (mime, side, sorted(held) or "none")
+
+
 def shown(value, width=160):
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= width else text[:width] + "…"
@@ -258,13 +276,14 @@ def shown(value, width=160):
 
 
 def run_group(base, group, cells):
-    """For each cell its name and where it differs."""
+    """For each cell its name, where it differs, and what is wrong with it."""
     session, reference = "gallery-" + group, Reference()
     try:
         places = [(reference.home, HOME), (PYTHON_ENV, IN_SANDBOX)]
-        for name, code in cells:
+        for name, code, *marks in cells:
             theirs, mine, by_stream = reference.run(code), ours(base, session, code), (group, name) in BY_STREAM
-            yield name, differing(normalised(joined(theirs, by_stream), places), normalised(joined(mine, by_stream), places))
+            lines = differing(normalised(joined(theirs, by_stream), places), normalised(joined(mine, by_stream), places))
+            yield name, lines, list(faults(marks, theirs, mine))
     except queue.Empty as error:
         raise Failed("ipykernel did not answer within %d s, in %s" % (CELL_S, group)) from error
     finally:
@@ -272,9 +291,11 @@ def run_group(base, group, cells):
         end_session(base, session)
 
 
-def judged(group, name, lines):
+def judged(group, name, lines, wrong):
     """Whether it counts as passed, and what to say."""
     meant = DIFFERENCES.get((group, name))
+    if wrong:
+        return False, wrong + lines
     if meant is None:
         return not lines, lines
     return bool(lines), ["differs no more: take it off the list (%s)" % meant] if not lines else []
@@ -291,8 +312,8 @@ def main():
     try:
         with Daemon("gallery", {"AIO_CODE_BACKEND": "kernel", "CAISSON_PYTHON_ENV": PYTHON_ENV}) as daemon:
             for group in chosen:
-                for name, lines in run_group(daemon.url, group, GROUPS[group]):
-                    is_passed, said = judged(group, name, lines)
+                for name, lines, wrong in run_group(daemon.url, group, GROUPS[group]):
+                    is_passed, said = judged(group, name, lines, wrong)
                     passed, failed = passed + is_passed, failed + (not is_passed)
                     for line in said if not args.verbose else said or lines:
                         print("%s %s/%s %s" % ("meant" if is_passed else "FAIL", group, name, line), flush=True)

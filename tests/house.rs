@@ -47,12 +47,49 @@ const LEANINGS: &[(&str, &[&str])] = &[
         ],
     ),
     ("config", &["engine", "launcher::plan", "launcher::posture", "policy", "telemetry"]),
+    ("objects", &["engine", "launcher::plan", "store"]),
+    ("languages", &["policy"]),
+    ("workspace", &["launcher::client", "launcher::plan", "sys", "zygote"]),
+    (
+        "runs",
+        &[
+            "backend::select",
+            "config",
+            "engine",
+            "harness",
+            "inside::commands::frame",
+            "languages",
+            "launcher::client",
+            "launcher::plan",
+            "launcher::posture",
+            "objects",
+            "session::epoch_ms",
+            "store",
+            "tenant",
+            "workspace",
+            "zygote",
+        ],
+    ),
     ("cli", &["config", "engine", "launcher::posture"]),
     ("doctor", &["config", "launcher::client", "launcher::plan", "launcher::posture", "policy"]),
     ("supervisor", &["cli", "config", "launcher", "policy", "server", "sys", "telemetry"]),
     (
         "daemon",
-        &["commands", "config", "engine", "files", "launcher::client", "server", "store", "sys", "tenant"],
+        &[
+            "commands",
+            "config",
+            "engine",
+            "files",
+            "languages",
+            "launcher::client",
+            "objects",
+            "policy",
+            "runs",
+            "server",
+            "store",
+            "sys",
+            "tenant",
+        ],
     ),
     ("run", &["config", "engine", "launcher", "store", "supervisor", "sys"]),
     // The rows of its tables are types of those who keep them there.
@@ -144,9 +181,12 @@ const LEANINGS: &[(&str, &[&str])] = &[
             "config",
             "engine",
             "files",
+            "languages",
             "launcher::client",
             "launcher::plan",
             "launcher::posture",
+            "objects",
+            "runs",
             "session",
             "space",
             "store",
@@ -158,8 +198,19 @@ const LEANINGS: &[(&str, &[&str])] = &[
 ];
 
 /// What any family may use: the engine, and what the server offers to all of them; never another of `FAMILIES`.
-const FAMILY: &[&str] =
-    &["server", "commands", "config", "engine", "files", "session::id", "telemetry", "tenant"];
+const FAMILY: &[&str] = &[
+    "server",
+    "commands",
+    "config",
+    "engine",
+    "files",
+    "languages",
+    "objects",
+    "runs",
+    "session::id",
+    "telemetry",
+    "tenant",
+];
 const FAMILIES: &[&str] = &["server::aio", "server::librechat", "server::mcp"];
 
 #[test]
@@ -246,6 +297,26 @@ fn nothing_is_left_open_in_the_source() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
+/// What `cargo test` passes over is run by a stage of `make test`, which gives it what it needs.
+#[test]
+fn ignored_tests_name_the_stage_that_runs_them() {
+    let script = read(&root().join("scripts/test.sh"));
+    let (mut found, mut wrong) = (0, Vec::new());
+    for file in files(&root().join("src"), "rs").into_iter().chain(files(&root().join("tests"), "rs")) {
+        for (number, line) in read(&file).lines().enumerate() {
+            let Some(rest) = line.trim().strip_prefix("#[ignore") else { continue };
+            found += 1;
+            let stage = rest.strip_suffix("\"]").and_then(|rest| rest.rsplit_once("run by the stage "));
+            let is_run = |stage: &str| script.contains(&format!("    {stage}) stage {stage} "));
+            if !stage.is_some_and(|(_, stage)| is_run(stage)) {
+                wrong.push(format!("{}:{}: {}", file.display(), number + 1, line.trim()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    assert!(found > 0, "control: there are some");
+}
+
 /// An entry is a table without tables in it: it says what it allows or limits, and why.
 #[test]
 fn every_policy_entry_has_a_reason() {
@@ -314,9 +385,12 @@ fn links_of_the_documents_lead_somewhere() {
 
 #[test]
 fn python_pins_are_exact() {
-    for list in
-        ["deploy/python-requirements.txt", "tests/endpoint-requirements.txt", "tests/suites-requirements.txt"]
-    {
+    for list in [
+        "deploy/python-requirements.txt",
+        "tests/endpoint-requirements.txt",
+        "tests/mcp-requirements.txt",
+        "tests/suites-requirements.txt",
+    ] {
         for line in read(&root().join(list)).lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
         {
             let exact = line

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the shared suites against the real binary on loopback: one daemon per suite, two suites at a time.
 
-    tests/suites.py [--only NAME[,NAME]] [--jobs N] [--list]
+    tests/suites.py [--only NAME[,NAME]] [--jobs N] [--list] [--with-node]
 
 Prints `suite NAME: N passed, N failed` for each and a total; logs lie in target/suites. Exit status 0 when nothing
 failed, 1 when something did, 2 when nothing could be run. Where ../shared is absent it says so and passes.
@@ -30,11 +30,13 @@ LOGS = os.path.abspath(os.environ.get("CAISSON_SUITE_LOGS", os.path.join(ROOT, "
 CLIENTS = os.path.join(ROOT, "target/runtime/suites")
 REQUIREMENTS = os.path.join(ROOT, "tests/suites-requirements.txt")
 IS_ROOT = os.geteuid() == 0
+# Set by whatever runs the tests of every change: what a test needs is there, or it fails.
+IS_CI = os.environ.get("CI") == "true"
 
 START_S, STOP_S, PIP_S = 90, 20, 600
-CASES = "S01,S02,S03,S04,S05,S06,S07,S08,S09,S10,S11,S13,S20,S21,S23,S24,S26,S27"
 CANARY = "CAISSON_CANARY_API_KEY=k0123456789abcdef"
 NATIVE, KERNEL = {"AIO_CODE_BACKEND": "native"}, {"AIO_CODE_BACKEND": "auto"}
+LIBRECHAT_ENV = {"CODE_INTERPRETER_API_KEYS": "a=conformance-key,b=conformance-key-b", "CODE_INTERPRETER_URL_KEYS": "true"}
 # What a daemon of root's does not show, and one of another account's.
 ROOTS, ACCOUNTS = " and not auth and not nonroot", " and not auth and not root"
 WITHOUT_KERNEL = "not kernel and not jupyter and not pandas and not matplotlib"
@@ -91,7 +93,7 @@ def end_all(*_):
 
 def clean_env(**extra):
     """Ours without what would configure a daemon or a suite by accident."""
-    ours = ("AIO_", "CODE_INTERPRETER_", "CAISSON_", "PYTEST_", "BASE_URL", "API_KEY", "STRICT")
+    ours = ("AIO_", "CODE_INTERPRETER_", "CODEAPI_", "CAISSON_", "PYTEST_", "BASE_URL", "API_KEY", "STRICT")
     env = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     env.update(PYTHONDONTWRITEBYTECODE="1", **extra)
     node = os.path.join(ROOT, "target/runtime/node/bin")
@@ -182,6 +184,11 @@ def cases_counts(text):
     return tuple(map(int, found[-1])) if found else (0, 0, 0)
 
 
+def node_counts(text):
+    n = dict(re.findall(r"^\S+ (pass|fail|skipped) (\d+)$", text, re.M))
+    return int(n.get("pass", 0)), int(n.get("fail", 0)), int(n.get("skipped", 0))
+
+
 def attacks_counts(text):
     found = re.findall(r"^\d+ attacks: (.*)$", text, re.M)
     n = {word: int(count) for word, count in re.findall(r"([a-z ]+?) (\d+)(?:, |$)", found[-1])} if found else {}
@@ -239,20 +246,46 @@ def conformance(name, limit_s, selection, daemon_env=None, key=None, account=Non
     return suite
 
 
+def librechat(name, account=None):
+    """The contract of the LibreChat family, over HTTP."""
+    suite = Suite(
+        name, 900, LIBRECHAT_ENV,
+        lambda daemon: [os.path.join(CLIENTS, "bin/python3"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "--color=no"],
+        pytest_counts, r"(FAILED|ERROR) ", env=librechat_client, cwd=os.path.join(SHARED, "conformance/librechat/http"))
+    suite.account = account
+    return suite
+
+
+def librechat_client(daemon):
+    return {"BASE_URL": daemon.url, "API_KEY": "conformance-key"}
+
+
+def librechat_node(name):
+    """The same through both generations of the real client: some 700 MB from the npm registry."""
+    here = os.path.join(ROOT, "target/runtime/librechat-node")
+    shared = os.path.join(SHARED, "conformance/librechat/node")
+    shutil.copytree(shared, here, dirs_exist_ok=True)
+    install = "npm install --no-audit --no-fund --loglevel=error >npm.log 2>&1 || { tail -n 5 npm.log; exit 1; }; npm test"
+    key = subprocess.run(["node", os.path.join(shared, "print-public-key.mjs")], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    tokens = {"CODEAPI_JWT_PUBLIC_KEY": key.stdout, "CODEAPI_JWT_KID": "lc-codeapi-2026-05"}
+    return Suite(name, 1500, {**LIBRECHAT_ENV, **tokens}, lambda daemon: ["sh", "-c", install], node_counts, r"\u2716 ",
+                 env=librechat_client, cwd=here)
+
+
 def cases(name, daemon_env):
     return Suite(
-        name, 600, daemon_env, lambda daemon: [sys.executable, "-u", os.path.join(SHARED, "cases/run_cases.py"), "--only", CASES],
+        name, 600, daemon_env, lambda daemon: [sys.executable, "-u", os.path.join(SHARED, "cases/run_cases.py")],
         cases_counts, r"(FAIL|SKIP) |        ", env=lambda daemon: {"BASE_URL": daemon.url, "STRICT": "1"})
 
 
-def attacks(name, limit_s, only=None, skip="", extra=(), daemon_env=None):
-    """The corpus on the AIO plane, from one tenant against another. `skip` is a regular expression."""
+def attacks(name, limit_s, only=None, skip="", extra=(), daemon_env=None, api="v1"):
+    """The corpus on one plane, from one tenant against another. `skip` is a regular expression."""
     # sys_memfd_exec is policy and not an escape: compilers make it moot.
     skip = "^sys_memfd_exec$" + ("|" + skip if skip else "")
     chosen = ["--skip", skip, *(["--only", only] if only else []), *extra]
     return Suite(
         name, limit_s, {"CODE_INTERPRETER_API_KEYS": "a=KEYA,b=KEYB", **dict([CANARY.split("=")]), **(daemon_env or {})},
-        lambda daemon: [sys.executable, "-u", os.path.join(SHARED, "attacks/run_attacks.py"), daemon.url, "--api", "v1",
+        lambda daemon: [sys.executable, "-u", os.path.join(SHARED, "attacks/run_attacks.py"), daemon.url, "--api", api,
                         "--api-key", "KEYA", "--other-key", "KEYB", "--canary-env", CANARY,
                         "--json", os.path.join(LOGS, name + ".json"), *chosen],
         attacks_counts, r"(ESCAPED|LEAKED|ERROR|error:|not judged) ?")
@@ -292,19 +325,23 @@ ESCAPES = {
 ORDINARY = 1234567
 
 
-def suites():
+def suites(with_node):
     all_of_them = [
+        *([librechat_node("librechat-node")] if with_node else []),
         # The longest first, so that two at a time end together.
         conformance("aio-native", 1200, WITHOUT_KERNEL + (ROOTS if IS_ROOT else ACCOUNTS)),
         conformance("aio-kernel", 1200, "not native" + (ROOTS if IS_ROOT else ACCOUNTS), KERNEL),
         *([conformance("aio-account", 1200, WITHOUT_KERNEL + ACCOUNTS, account=ORDINARY)] if IS_ROOT else []),
         attacks("attacks-v1", 1500),
+        attacks("attacks-exec", 1500, api="exec"),
         attacks_through_commands("attacks-commands", 1500),
         attacks("attacks-kernel", 1500, daemon_env=KERNEL),
         attacks_below("root", ["--user-namespaces"], ESCAPES["root"]),
         attacks_below("userns", [], ESCAPES["userns"], account=ORDINARY),
         attacks_below("uid", ["--namespaces"], ESCAPES["uid"]),
         attacks_below("process", ["--namespaces"], ESCAPES["process"], account=ORDINARY, tenants=1),
+        librechat("librechat"),
+        *([librechat("librechat-account", account=ORDINARY)] if IS_ROOT else []),
         cases("cases", NATIVE),
         cases("cases-kernel", KERNEL),
         conformance("aio-auth", 300, "auth", {"AIO_API_KEY": "suite-key-0123456789"}, "suite-key-0123456789"),
@@ -341,11 +378,12 @@ def main():
     parser.add_argument("--only", default="", help="names, comma-separated")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--with-node", action="store_true", help="also both real LibreChat clients: a large download")
     args = parser.parse_args()
     if not os.path.isdir(SHARED):
         print("skip: the shared suites: %s is absent" % SHARED)
         return 0
-    chosen = [s for s in suites() if not args.only or s.name in args.only.split(",")]
+    chosen = [s for s in suites(args.with_node or os.environ.get("CAISSON_NODE_SUITE") == "1") if not args.only or s.name in args.only.split(",")]
     if args.list:
         print("\n".join(s.name for s in chosen))
         return 0

@@ -122,7 +122,7 @@ fn a_profile_that_is_not_there_and_one_that_does_not_exist_are_refused() {
     }
     let mut seat = stand.seat();
     let unknown = Profile::ALL.len() as u8;
-    for (at, value) in [(24, unknown), (24, 255), (25, 2), (25, 255)] {
+    for (at, value) in [(24, unknown), (24, 255), (25, 2), (25, 255), (28, 2), (28, 255), (29, 2)] {
         let seq = seat.next_seq();
         let mut packet = Request::Launch { seq, plan: strict(fresh_space()) }.encode();
         packet[at] = value;
@@ -171,7 +171,7 @@ fn packets_of_a_wrong_size_or_with_reserved_bytes_set_are_refused() {
             packet.resize(length, 0);
             seat.send(&packet);
         }
-        for at in (1..8).chain(28..REQUEST_BYTES) {
+        for at in (1..8).chain(30..REQUEST_BYTES) {
             let mut packet = good(seat.next_seq());
             packet[at] = 1;
             seat.send(&packet);
@@ -328,6 +328,40 @@ fn deleting_a_space_in_use_ends_its_sandboxes_first() {
     assert_eq!(again.say("import os; print(os.listdir('/mnt/data'))"), "[]");
     // Deleting what is not there is done already.
     assert_eq!(stand.delete_space(fresh_space()), 0);
+    stand.still_launches();
+}
+
+/// At whatever point the deletion meets the launch: the daemon holds a place for each until it is answered.
+#[test]
+fn a_launch_whose_space_is_deleted_meanwhile_is_answered() {
+    let Some((stand, _turn)) = alone() else { return };
+    let (mut launched, mut refused) = (0, 0);
+    for round in 0..60_u64 {
+        let space = fresh_space();
+        let origin = if round % 2 == 0 { Origin::Warm } else { Origin::Strict };
+        let mut seat = stand.seat();
+        let asked = seat.next_seq();
+        seat.send(&Request::Launch { seq: asked, plan: LaunchPlan { origin, ..plan(space) } }.encode());
+        std::thread::sleep(Duration::from_micros(round * 150));
+        let deletion = seat.next_seq();
+        seat.send(&Request::DeleteSpace { seq: deletion, space }.encode());
+        let (mut waits, mut deleted) = (true, false);
+        while waits || !deleted {
+            match seat.reply(LONG).map(|(reply, _pipes)| reply) {
+                Some(Reply::Launched { seq, .. }) if seq == asked => {
+                    (waits, launched) = (false, launched + 1)
+                }
+                Some(Reply::LaunchFailed { seq, errno, .. }) if seq == asked => {
+                    assert_eq!(errno, Errno::CANCELED.raw_os_error());
+                    (waits, refused) = (false, refused + 1);
+                }
+                Some(Reply::SpaceDeleted { seq, errno: 0 }) if seq == deletion => deleted = true,
+                Some(Reply::Ended { .. }) => {}
+                other => panic!("round {round}: {other:?}; the launcher's log:\n{}", stand.log()),
+            }
+        }
+    }
+    assert!(refused > 0, "no deletion met a launch on its way; {launched} were over");
     stand.still_launches();
 }
 

@@ -53,7 +53,7 @@ fn own_groups(what: &str) -> Option<Cgroups> {
     if missing().is_some() {
         return None;
     }
-    let (groups, found) = Cgroups::open(&format!("caisson-isolation-{what}-{}", std::process::id()));
+    let (groups, found) = Cgroups::open(&format!("caisson-isolation-{what}-{}", std::process::id()), true);
     found.complete().then_some(groups)
 }
 
@@ -128,6 +128,31 @@ fn a_kill_of_the_group_reaches_a_process_that_has_only_just_joined_it() {
         joined.assert_killed();
     }
     remove(&leaf);
+    groups.remove_all();
+}
+
+#[test]
+fn processor_time_is_counted_for_each_sandbox_of_a_group_by_itself() {
+    let Some(mut groups) = own_groups("time") else { return skip("needs root and writable cgroups") };
+    let busy = |leaf: &Leaf| {
+        let mut child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("a shell");
+        leaf.place(child.id().cast_signed()).expect("it lives");
+        proc::until("its time is counted", Duration::from_secs(20), || {
+            leaf.cpu_used().expect("a tree counts") > Duration::from_millis(300)
+        });
+        child.kill().expect("it lives");
+        child.wait().expect("our own");
+    };
+    let mut leaf = groups.leaf("space", "sandbox", LIMITS).expect("a group of our own");
+    assert_eq!(leaf.cpu_used(), Some(Duration::ZERO));
+    busy(&leaf);
+    leaf.join.clear();
+    leaf.oom = None;
+    assert!(groups.keep("space", 0, leaf).is_none());
+    let again = groups.reuse("space", 0, LIMITS).expect("it is as clean as a new one");
+    assert!(again.cpu_used().expect("a tree counts") < Duration::from_millis(100));
+    busy(&again);
+    remove(&again);
     groups.remove_all();
 }
 

@@ -23,4 +23,5 @@ mod runtimes;
 mod siblings;
 mod sockets;
 mod space;
+mod view;
 mod zygote_seat;

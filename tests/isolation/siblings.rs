@@ -252,7 +252,8 @@ fn no_sibling_has_a_writable_shared_mapping_or_a_descriptor_too_many() {
         let code = "import os, re\n\
                     print([line for line in open('/proc/self/maps') if re.match(r'\\S+ .w.s ', line)], \
                     sorted(int(fd) for fd in os.listdir('/proc/self/fd')))";
-        assert_eq!(guest.say(code), "[] [0, 1, 2, 3, 4, 5]", "5 is the listing's own");
+        // 5 is the listing's own, the high ones are spares of 1 and 2.
+        assert_eq!(guest.say(code), "[] [0, 1, 2, 3, 4, 5, 62, 63]");
         // Control: the search sees one that is made.
         let made = format!("import mmap; shared = mmap.mmap(-1, 4096)\n{code}");
         assert!(guest.say(&made).contains("rw-s"));

@@ -41,6 +41,8 @@ pub(crate) struct Guest {
     pub(crate) attestation: Attestation,
     /// Requests, events, stdout, stderr.
     pub(crate) pipes: [File; 4],
+    /// The daemon's view of its workspace, where the plan asked for one.
+    pub(crate) view: Option<OwnedFd>,
     cells: u64,
     events: Vec<u8>,
 }
@@ -61,8 +63,9 @@ impl Guest {
         space: SpaceId,
         sandbox: SandboxId,
         attestation: Attestation,
-        descriptors: Vec<OwnedFd>,
+        mut descriptors: Vec<OwnedFd>,
     ) -> Guest {
+        let view = (descriptors.len() == 5).then(|| descriptors.pop()).flatten();
         let pipes = <[OwnedFd; 4]>::try_from(descriptors).expect("a launch comes with four descriptors");
         Guest {
             stand,
@@ -70,6 +73,7 @@ impl Guest {
             sandbox,
             attestation,
             pipes: pipes.map(File::from),
+            view,
             cells: 0,
             events: Vec::new(),
         }

@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 use caisson::config::{Config, Flags, Surroundings};
 use caisson::launcher::cgroup::{Aside, step_aside};
 use caisson::launcher::plan::{
-    Account, End, HELLO_BYTES_MAX, LaunchPlan, Origin, Profile, REPLY_BYTES, Reply, Request, SandboxId,
-    SpaceId, Step,
+    End, HELLO_BYTES_MAX, LaunchPlan, Origin, Profile, REPLY_BYTES, Reply, Request, SandboxId, SpaceId, Step,
 };
 use caisson::launcher::posture::{Hello, Posture};
 use caisson::launcher::settings::Settings;
@@ -146,7 +145,7 @@ pub(crate) fn fresh_space() -> SpaceId {
 
 /// A fork of the bare zygote in `space`.
 pub(crate) fn plan(space: SpaceId) -> LaunchPlan {
-    LaunchPlan { space, profile: Profile::Python, origin: Origin::Warm, account: Account(0), interpreter: 0 }
+    LaunchPlan::new(space, Profile::Python, Origin::Warm)
 }
 
 /// An exec'd interpreter in `space`.
