@@ -32,6 +32,7 @@
   const REQUESTS = 3;
   const EVENTS = 4;
   const EXIT_BROKEN = 70;
+  const STANDING_MS = 20; // how often a program that is over looks whether it is wanted
   const ORDER_ENTRIES_MAX = 10_000;
   const RESULT_CHARS_MAX = 2_100_000;
   const EVALUE_CHARS_MAX = 400_000;
@@ -43,7 +44,7 @@
 
   const { parse, stringify } = JSON;
   const { inspect } = util;
-  const { writeSync, constants: fsConstants } = fs;
+  const { readSync, writeSync, constants: fsConstants } = fs;
   const BufferFrom = Buffer.from.bind(Buffer);
   const later = setImmediate;
   const tick = process.nextTick;
@@ -523,7 +524,22 @@
       if (state.dying || process.listenerCount("exit") > 1) return;
       const exit = process.exitCode === undefined ? code : Number(process.exitCode);
       writeAll(EVENTS, BufferFrom(`\n${stringify({ nonce, event: "done", exit })}\n`));
+      standStill();
     });
+  }
+
+  // Until the daemon ends it, behind its answer, or is gone: our own end would take the processor from that.
+  function standStill() {
+    const byte = BufferFrom(" ");
+    for (;;) {
+      try {
+        readSync(REQUESTS, byte);
+        return;
+      } catch (error) {
+        if (error.code !== "EAGAIN") return;
+        nap(STANDING_MS);
+      }
+    }
   }
 
   // A byte-order mark goes; the first line of a script is no comment to V8 where it is the body of a function.

@@ -35,7 +35,7 @@ INTERRUPTED = 130  # what a shell calls the end by SIGINT
 
 _read, _exit, _getpid, _fstat = os.read, os._exit, os.getpid, os.fstat
 _compile, _eval, _str = compile, eval, str
-_stat, _count_threads = os.stat, _thread._count
+_stat, _count_threads, _current_frames = os.stat, _thread._count, sys._current_frames
 _run_exit_functions = atexit._run_exitfuncs
 _collect, _get_objects, _listdir, _is_regular = gc.collect, gc.get_objects, os.listdir, stat.S_ISREG
 
@@ -190,7 +190,7 @@ class Program:
 
     def let_go(self):
         """Takes the program's names away, as Python's ending does: files are written, `__del__` is called."""
-        if len(sys._current_frames()) > 1:
+        if len(_current_frames()) > 1:
             return  # a daemon thread would go on without its names; Python's own ending stops it first
         for last in [name for name in LAST if hasattr(sys, name)]:
             setattr(sys, last, None)
@@ -202,10 +202,15 @@ class Program:
             _collect()
 
     def leave(self, status):
+        told = None
         while True:
             try:
-                self.flush()
-                self.tell_end(status)
+                if told is None:
+                    self.flush()
+                    told = self.tell_end(status)
+                if told and len(_current_frames()) == 1:
+                    # Until the daemon ends it, behind its answer: our own end would take the processor from that.
+                    _read(REQUESTS, 1)
                 _exit(status)
             except OSError:
                 _exit(status)  # nobody hears it: the launcher sees the status
@@ -213,10 +218,13 @@ class Program:
                 pass  # of a signal handler: once more
 
     def tell_end(self, status):
+        """Whether it was told."""
         # Not a fork's, nor where the program has a file of its own under this number.
-        if _getpid() == self.pid and harness.identity(harness.EVENTS) == self.events:
-            frame = '\n{"nonce":%s,"event":"done","exit":%d}\n' % (self.nonce, status)
-            harness.write_all(harness.EVENTS, frame.encode())
+        if _getpid() != self.pid or harness.identity(harness.EVENTS) != self.events:
+            return False
+        frame = '\n{"nonce":%s,"event":"done","exit":%d}\n' % (self.nonce, status)
+        harness.write_all(harness.EVENTS, frame.encode())
+        return True
 
     # --- threads and workers ------------------------------------------------------------------------------------------
 

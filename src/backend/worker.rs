@@ -11,6 +11,7 @@ use crate::engine::Refusal;
 use crate::harness::interpreter::{Cell, CellLimits, Interpreter, Provenance};
 use crate::harness::outcome::{CellOutcome, Stopped};
 use crate::launcher::plan::{End, LaunchPlan};
+use crate::zygote::ANSWER_FIRST;
 use crate::zygote::slots::TakenFor;
 
 /// Waits for a cell. Dropped, it ends what it stands for.
@@ -154,9 +155,10 @@ pub async fn run_once(
 ) -> (CellOutcome, Option<String>) {
     let ran = worker.run(cell, limits, stop).await;
     if let Some(worker) = ran.worker {
-        // Behind the answer's back: the packet to the launcher wakes it, and with two processors its tearing
-        // down would run beside our writing of the answer.
-        tokio::spawn(async move { drop(worker) });
+        tokio::spawn(async move {
+            tokio::time::sleep(ANSWER_FIRST).await;
+            drop(worker);
+        });
     }
     (ran.outcome, ran.msg_id)
 }

@@ -4,7 +4,9 @@
 //!  write frame ──► Quiet (2 ms) ──► Watching ──► the time is up: killed at once
 //!                    │ done            │ done, a stream's limit, the launcher's word on its end
 //!                    ▼                 ▼
-//!                  drain both streams without waiting; the interpreter is dropped, and its sandbox with it
+//!                  drain both streams without waiting
+//!
+//! Behind its last word a program stands still, and is its caller's to end; any other end is the interpreter's as well.
 //! ```
 //!
 //! With tools the clock stands while a call waits for its answer, and starts anew with the answer: the limit bounds
@@ -103,14 +105,15 @@ impl ProgramEnd {
 impl Interpreter {
     /// Runs a program in an interpreter that has run nothing yet; `stop` ends it early. The time starts now.
     ///
-    /// Where it called tools and `tools` is dropped at its other end, it is stopped: nobody would answer.
+    /// Where it called tools and `tools` is dropped at its other end, it is stopped: nobody would answer. A program that
+    /// has told its own end stands still, and its interpreter comes back to be dropped.
     pub async fn run_program(
         mut self,
         run: ProgramRun<'_>,
         limits: &ProgramLimits,
         stop: &mut watch::Receiver<Option<Stopped>>,
         tools: Option<ToolPort>,
-    ) -> ProgramOutcome {
+    ) -> (ProgramOutcome, Option<Interpreter>) {
         let ask = Ask::Program(frame::Program {
             code: run.code,
             args: run.args,
@@ -123,18 +126,21 @@ impl Interpreter {
             Ok(frame) => frame,
             Err(too_long) => {
                 let stderr = format!("{too_long}\n");
-                return ProgramOutcome { stdout: String::new(), stderr, end: ProgramEnd::Exited(1) };
+                let end = ProgramEnd::Exited(1);
+                return (ProgramOutcome { stdout: String::new(), stderr, end }, None);
             }
         };
         let mut play = Play::new(nonce, run, limits, tools);
-        let end = match self.listen_to(&mut play, frame, stop).await {
-            Ok(status) => ProgramEnd::Exited(status.into()),
-            Err(end) => end,
-        };
+        let told = self.listen_to(&mut play, frame, stop).await;
         play.streams.drain(&mut self.stdout, &mut self.stderr);
-        // Killed before its last words are looked at, so that it does nothing more.
-        drop(self);
-        play.streams.outcome(end)
+        match told {
+            Ok(status) => (play.streams.outcome(ProgramEnd::Exited(status.into())), Some(self)),
+            Err(end) => {
+                // Killed before its last words are looked at, so that it does nothing more.
+                drop(self);
+                (play.streams.outcome(end), None)
+            }
+        }
     }
 
     /// The status that it gave, or how else it ended.

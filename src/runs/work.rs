@@ -22,7 +22,7 @@ use crate::launcher::plan::{LaunchPlan, Origin, Profile, SpaceId};
 use crate::launcher::posture::Hello;
 use crate::objects::{FileRecord, Objects, Pending};
 use crate::runs::end::RunEnd;
-use crate::runs::fleeting::Fleeting;
+use crate::runs::fleeting::{Fleeting, Standing};
 use crate::runs::inputs::{self, Inputs};
 use crate::runs::outputs::{self, Before, Collected, Target};
 use crate::runs::process::{Agent, Bounds};
@@ -83,6 +83,7 @@ struct Went {
     result: Option<Bundle>,
     error: Option<ErrorOutput>,
     pictures: Vec<Vec<u8>>,
+    standing: Standing,
 }
 
 impl Seated {
@@ -333,10 +334,15 @@ impl Prepared {
     pub async fn run(self, watcher: Option<Watcher>, tools: Option<ToolPort>) -> RunDone {
         let row = Row::begin(&self);
         let Prepared { mut seated, guest, placed, left_out, mut records, mut before, started } = self;
-        let Guest { work, workspace, fleeting, .. } = guest;
+        let Guest { work, workspace, mut fleeting, .. } = guest;
         let runs = Arc::clone(&seated.runs);
         let mut went = seated.go(work, watcher, tools).await;
         row.finish(went.end, &seated.request.language.id);
+        // In a space that stays nothing may go on beside the session's next run.
+        match (&mut fleeting, went.standing.take()) {
+            (Some(fleeting), standing) => fleeting.ends(standing),
+            (None, standing) => drop(standing),
+        }
         leave_pictures(&workspace, std::mem::take(&mut went.pictures)).await;
         if let (true, Home::Kept(_)) = (seated.request.programmatic, &seated.home) {
             // Other runs of the session may have ended meanwhile: what they left is theirs.
@@ -469,8 +475,10 @@ impl Seated {
             timeout: self.timeout(),
             watcher: watcher.as_ref(),
         };
-        let outcome = interpreter.run_program(run, &limits, &mut self.runs.stop.subscribe(), tools).await;
-        Went::plain(outcome.stdout, outcome.stderr, outcome.end)
+        let (outcome, standing) =
+            interpreter.run_program(run, &limits, &mut self.runs.stop.subscribe(), tools).await;
+        let standing = standing.map(|interpreter| Box::new(interpreter) as _);
+        Went { standing, ..Went::plain(outcome.stdout, outcome.stderr, outcome.end) }
     }
 
     /// Compiles where the language does, then runs.
@@ -510,9 +518,8 @@ impl Seated {
             let words = program.run_words(&folder, &self.request.args);
             end = agent.step(start(words, source.take(), calls), &mut sink, &mut bounds).await;
         }
-        drop(agent);
         let (stdout, stderr) = sink.into_texts();
-        Went::plain(stdout, stderr, end)
+        Went { standing: Some(Box::new(agent)), ..Went::plain(stdout, stderr, end) }
     }
 
     /// The program's text as it is run.
@@ -568,7 +575,7 @@ impl RunDone {
 
 impl Went {
     fn plain(stdout: String, stderr: String, end: RunEnd) -> Went {
-        Went { stdout, stderr, end, result: None, error: None, pictures: Vec::new() }
+        Went { stdout, stderr, end, result: None, error: None, pictures: Vec::new(), standing: None }
     }
 
     /// A notebook's outputs as a program's: the value of the last expression is printed, an error's traceback goes to

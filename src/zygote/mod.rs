@@ -31,6 +31,10 @@ pub fn fresh_space() -> SpaceId {
     SpaceId::transient(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
+/// How long what a finished run leaves is left standing: tearing it down beside the writing of the answer would take the
+/// processor from that.
+pub const ANSWER_FIRST: Duration = Duration::from_millis(2);
+
 /// Where a sandbox sees its workspace.
 pub const WORKSPACE_DIR: &str = "/mnt/data";
 

@@ -15,7 +15,19 @@ fn program(code: &str, timeout: Duration) -> ProgramRun<'_> {
 
 async fn run_with(code: &str, timeout: Duration, limits: &ProgramLimits) -> ProgramOutcome {
     let (_keep, mut stop) = watch::channel(None);
-    Fake::interpreter().run_program(program(code, timeout), limits, &mut stop, None).await
+    outcome_of(program(code, timeout), limits, &mut stop, None).await
+}
+
+async fn outcome_of(
+    run: ProgramRun<'_>,
+    limits: &ProgramLimits,
+    stop: &mut watch::Receiver<Option<Stopped>>,
+    tools: Option<ToolPort>,
+) -> ProgramOutcome {
+    let (outcome, standing) = Fake::interpreter().run_program(run, limits, stop, tools).await;
+    // Only what has told its own end stands still behind it.
+    assert!(standing.is_none() || matches!(outcome.end, ProgramEnd::Exited(_)), "{outcome:?}");
+    outcome
 }
 
 async fn run(code: &str) -> ProgramOutcome {
@@ -38,13 +50,13 @@ async fn what_it_is_asked_is_in_the_frame_and_nothing_else() {
     let args = ["a".to_owned(), "b c".to_owned()];
     let (_keep, mut stop) = watch::channel(None);
     let run = ProgramRun { args: &args, typescript: true, ..program("argv", LONG) };
-    let outcome = Fake::interpreter().run_program(run, &LIMITS, &mut stop, None).await;
+    let outcome = outcome_of(run, &LIMITS, &mut stop, None).await;
     let wanted = r#"{"args":["a","b c"],"code":"argv","typescript":true}"#;
     assert_eq!(outcome.stdout.trim_end(), wanted);
     let (port, _caller) = port();
     let tools = [ToolName { name: "get-x".to_owned(), function: "get_x".to_owned() }];
     let run = ProgramRun { tools: &tools, ..program("argv", LONG) };
-    let outcome = Fake::interpreter().run_program(run, &LIMITS, &mut stop, Some(port)).await;
+    let outcome = outcome_of(run, &LIMITS, &mut stop, Some(port)).await;
     let wanted = r#"{"args":[],"code":"argv","tools":[{"function":"get_x","name":"get-x"}]}"#;
     assert_eq!(outcome.stdout.trim_end(), wanted);
 }
@@ -121,7 +133,7 @@ async fn it_is_stopped_when_asked() {
         tokio::time::sleep(Duration::from_millis(30)).await;
         stopper.send_replace(Some(Stopped::ShuttingDown));
     };
-    let run = Fake::interpreter().run_program(program("out a\nsleep 60000", LONG), &LIMITS, &mut stop, None);
+    let run = outcome_of(program("out a\nsleep 60000", LONG), &LIMITS, &mut stop, None);
     let (ended, ()) = tokio::join!(run, later);
     assert_eq!(ended, outcome("a\n", "", ProgramEnd::Stopped));
 }
@@ -132,7 +144,7 @@ async fn text_is_repaired_and_characters_are_whole_for_who_watches_too() {
     let (watcher, mut heard) = mpsc::unbounded_channel();
     let (_keep, mut stop) = watch::channel(None);
     let run = ProgramRun { watcher: Some(&watcher), ..program(code, LONG) };
-    let ended = Fake::interpreter().run_program(run, &LIMITS, &mut stop, None).await;
+    let ended = outcome_of(run, &LIMITS, &mut stop, None).await;
     assert_eq!(ended, outcome("\u{1f600}\u{fffd}\u{fffd}", "é\n", ProgramEnd::Exited(1)));
     let mut told = [String::new(), String::new()];
     while let Ok(Piece::Output { output: Output::Stream { name, text }, .. }) = heard.try_recv() {
@@ -152,7 +164,7 @@ async fn a_watcher_hears_before_the_end() {
         stopper.send_replace(Some(Stopped::ShuttingDown));
         piece
     };
-    let (_, piece) = tokio::join!(Fake::interpreter().run_program(run, &LIMITS, &mut stop, None), hears);
+    let (_, piece) = tokio::join!(outcome_of(run, &LIMITS, &mut stop, None), hears);
     let output = Output::Stream { name: Stream::Stdout, text: "now\n".to_owned() };
     assert_eq!(piece, Piece::Output { output, display_id: None });
 }
@@ -216,7 +228,7 @@ async fn with_tools<T>(
 ) -> (ProgramOutcome, T) {
     let (port, other) = port();
     let (_keep, mut stop) = watch::channel(None);
-    let run = Fake::interpreter().run_program(program(code, timeout), &LIMITS, &mut stop, Some(port));
+    let run = outcome_of(program(code, timeout), &LIMITS, &mut stop, Some(port));
     tokio::join!(run, caller(other))
 }
 
@@ -253,8 +265,7 @@ async fn what_was_printed_before_a_call_is_told_before_it() {
         caller.answers.send(vec![ok("c1", "1")]).await.expect("heard");
         piece
     };
-    let (ended, piece) =
-        tokio::join!(Fake::interpreter().run_program(run, &LIMITS, &mut stop, Some(port)), calls);
+    let (ended, piece) = tokio::join!(outcome_of(run, &LIMITS, &mut stop, Some(port)), calls);
     let output = Output::Stream { name: Stream::Stdout, text: "before\n".to_owned() };
     assert_eq!(piece, Piece::Output { output, display_id: None });
     assert_eq!(ended.end, ProgramEnd::Exited(0));
@@ -359,7 +370,7 @@ async fn a_flood_of_calls_ends_it() {
     let (_keep, mut stop) = watch::channel(None);
     let flood: String = (0..=CALLS_MAX).map(|number| format!("call c{number} x {{}}\n")).collect();
     let code = format!("{flood}sleep 60000");
-    let run = Fake::interpreter().run_program(program(&code, LONG), &LIMITS, &mut stop, Some(port));
+    let run = outcome_of(program(&code, LONG), &LIMITS, &mut stop, Some(port));
     assert_eq!(run.await.end, ProgramEnd::CallLimit, "more calls than one program may make");
 }
 
@@ -370,7 +381,7 @@ async fn an_answer_larger_than_the_pipe_arrives_while_the_program_writes() {
     let (port, mut caller) = port();
     let (_keep, mut stop) = watch::channel(None);
     let code = "call c1 x {}\nflood 400000\nhear\nstatus 1";
-    let run = Fake::interpreter().run_program(program(code, LONG), &limits, &mut stop, Some(port));
+    let run = outcome_of(program(code, LONG), &limits, &mut stop, Some(port));
     let answers = async {
         caller.calls.recv().await.expect("a call");
         caller.answers.send(vec![ok("c1", &long)]).await.expect("heard");
