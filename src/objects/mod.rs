@@ -30,6 +30,7 @@ mod bucket;
 mod bytes;
 mod fresh;
 mod id;
+mod kept;
 pub mod names;
 mod rows;
 #[cfg(test)]
@@ -40,6 +41,7 @@ pub use bytes::Incoming;
 use bytes::{Folder, Placed, blocking};
 use fresh::Fresh;
 pub use id::is_id;
+use kept::Kept;
 
 /// How often sessions and files whose time is over are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
@@ -208,6 +210,7 @@ struct Inner {
     store: Store,
     limits: ObjectLimits,
     fresh: Mutex<Fresh>,
+    kept: Mutex<Kept>,
     ended_spaces: mpsc::UnboundedSender<SpaceId>,
     ended_spaces_taken: Mutex<Option<mpsc::UnboundedReceiver<SpaceId>>>,
     #[cfg(test)]
@@ -236,6 +239,7 @@ impl Objects {
             store,
             limits,
             fresh: Mutex::default(),
+            kept: Mutex::default(),
             ended_spaces,
             ended_spaces_taken: Mutex::new(Some(taken)),
             #[cfg(test)]
@@ -282,19 +286,30 @@ impl Objects {
     ) -> Result<(SessionInfo, bool), ObjectsError> {
         let key = affinity_key(caller, asserted_user, affinity);
         let (now_ms, after_ms) = (self.now_ms(), self.after_ms());
+        let since = {
+            let kept = self.kept();
+            if let Some((info, used_ms)) = kept.led(&key)
+                && !self.is_near_its_end(*used_ms)
+            {
+                return Ok((info.clone(), false));
+            }
+            kept.now()
+        };
         let wanted = key.clone();
         let found = self.0.store.read(move |it| rows::session_of(it, &wanted)).await?;
         if let Some((info, _, touched_ms)) = found
             && !self.is_near_its_end(touched_ms)
         {
+            self.kept().remember_led(since, key, &info, touched_ms);
             return Ok((info, false));
         }
         let (owner, id) = (caller.clone(), id::new());
         let max = self.0.limits.kept_per_tenant_max;
-        let made = self
-            .0
-            .store
-            .write(move |it| rows::keep_session(it, &key, &id, &owner, rows::Time { now_ms, after_ms }, max));
+        let time = rows::Time { now_ms, after_ms };
+        let made = self.end_by(move |it| {
+            let (found, ended) = rows::keep_session(it, &key, &id, &owner, time, max)?;
+            Ok((found, Vec::from_iter(ended)))
+        });
         let (found, ended) = made.await?;
         self.clear_up(ended).await;
         found.ok_or(ObjectsError::TooManyKept { max })
@@ -328,8 +343,9 @@ impl Objects {
         if self.fresh().touch(session, now_ms) {
             return;
         }
+        let Some(used_ms) = self.kept().note(session, now_ms) else { return };
         let session = session.to_owned();
-        let written = self.0.store.write_behind(move |it| rows::touch(it, &session, now_ms)).await;
+        let written = self.0.store.write_behind(move |it| rows::touch(it, &session, used_ms)).await;
         if let Err(error) = written {
             tracing::warn!(%error, "a session's use was not noted");
         }
@@ -364,7 +380,7 @@ impl Objects {
     /// A run has taken the outputs of these names away: they are found by their ids only, until they are pruned.
     pub async fn retire(&self, session: &str, names: Vec<String>) {
         let wanted = session.to_owned();
-        if let Err(error) = self.0.store.write(move |it| rows::retire(it, &wanted, &names)).await {
+        if let Err(error) = self.change_files(session, move |it| rows::retire(it, &wanted, &names)).await {
             tracing::error!(%error, "that a generated file is gone was not noted; it comes back");
         }
     }
@@ -459,7 +475,8 @@ impl Objects {
         let (placed, records): (Vec<Placed>, Vec<FileRecord>) = placed.await?.into_iter().unzip();
         let (files_max, written) = (self.0.limits.files_per_session_max, records.clone());
         let info = session.clone();
-        let added = self.0.store.write(move |it| rows::add(it, &info, &owner, &written, files_max)).await?;
+        let adding = move |it: &_| rows::add(it, &info, &owner, &written, files_max);
+        let added = self.change_files(&session.id, adding).await?;
         match added {
             Ok(()) => {}
             Err(rows::NotAdded::NoSession) => return Err(ObjectsError::NoSession),
@@ -478,8 +495,7 @@ impl Objects {
     /// Takes a file away. False when there was none.
     pub async fn remove(&self, session: &str, file: &str) -> bool {
         let (wanted, id) = (session.to_owned(), file.to_owned());
-        let removed = self.0.store.write(move |it| rows::remove(it, &wanted, &id)).await;
-        match removed {
+        match self.change_files(session, move |it| rows::remove(it, &wanted, &id)).await {
             Ok(true) => {
                 self.delete(vec![file.to_owned()]).await;
                 true
@@ -496,11 +512,20 @@ impl Objects {
 
     /// What the workspace of a kept session has not heard of, and the session's files.
     pub async fn workspace_of(&self, session: &str) -> (Pending, Vec<FileRecord>) {
-        let session = session.to_owned();
+        let since = {
+            let kept = self.kept();
+            if let Some(known) = kept.workspace(session) {
+                return known.clone();
+            }
+            kept.now()
+        };
+        let wanted = session.to_owned();
         let found = self
-            .look_up(move |it| Ok(Some((rows::pending(it, &session)?, rows::live_files_of(it, &session)?))));
-        let (pending, files) = found.await.unwrap_or_default();
-        (pending, files.into_iter().map(|owned| owned.record).collect())
+            .look_up(move |it| Ok(Some((rows::pending(it, &wanted)?, rows::live_files_of(it, &wanted)?))));
+        let Some((pending, files)) = found.await else { return Default::default() };
+        let known = (pending, files.into_iter().map(|owned| owned.record).collect());
+        self.kept().remember_workspace(since, session.to_owned(), &known);
+        known
     }
 
     /// The workspace has it all.
@@ -508,8 +533,9 @@ impl Objects {
         if *pending == Pending::default() {
             return;
         }
-        let (session, pending) = (session.to_owned(), pending.clone());
-        if let Err(error) = self.0.store.write(move |it| rows::settled(it, &session, &pending)).await {
+        let (wanted, pending) = (session.to_owned(), pending.clone());
+        let settling = move |it: &_| rows::settled(it, &wanted, &pending);
+        if let Err(error) = self.change_files(session, settling).await {
             tracing::error!(%error, "what a workspace has was not noted; it gets it again");
         }
     }
@@ -532,8 +558,8 @@ impl Objects {
     /// Ends a session of the caller's before its time: its files and its space go.
     pub async fn end(&self, caller: &Caller, session: &str) {
         let (wanted, owner) = (session.to_owned(), caller.clone());
-        match self.0.store.write(move |it| rows::end_one(it, &wanted, &owner)).await {
-            Ok(ended) => self.clear_up(ended).await,
+        match self.end_by(move |it| Ok(((), Vec::from_iter(rows::end_one(it, &wanted, &owner)?)))).await {
+            Ok(((), ended)) => self.clear_up(ended).await,
             Err(error) => tracing::error!(%error, "a session was not ended; it ends when its time is over"),
         }
     }
@@ -557,7 +583,8 @@ impl Objects {
     async fn sweep_now(&self) -> Result<(), ObjectsError> {
         let after_ms = self.after_ms();
         loop {
-            let ended = self.0.store.write(move |it| rows::end_expired(it, after_ms, SWEPT_AT_ONCE)).await?;
+            let ending = move |it: &_| Ok(((), rows::end_expired(it, after_ms, SWEPT_AT_ONCE)?));
+            let ((), ended) = self.end_by(ending).await?;
             let is_last = ended.len() < SWEPT_AT_ONCE;
             self.clear_up(ended).await;
             if is_last {
@@ -565,7 +592,13 @@ impl Objects {
             }
         }
         loop {
-            let pruned = self.0.store.write(move |it| rows::prune(it, after_ms, PRUNED_AT_ONCE)).await?;
+            let this = self.clone();
+            let pruning = move |it: &_| rows::prune(it, after_ms, PRUNED_AT_ONCE);
+            let pruned = self
+                .0
+                .store
+                .write_and(pruning, move |pruned: &Vec<String>| this.forget_if_any(pruned))
+                .await?;
             let is_last = pruned.len() < PRUNED_AT_ONCE;
             self.delete(pruned).await;
             if is_last {
@@ -618,6 +651,38 @@ impl Objects {
                 None
             }
         }
+    }
+
+    /// A write after which what is remembered of the session's files is not so any more.
+    async fn change_files<T: Send + 'static>(
+        &self,
+        session: &str,
+        work: impl FnOnce(&rusqlite::Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (this, session) = (self.clone(), session.to_owned());
+        self.0.store.write_and(work, move |_| this.kept().forget_workspace(&session)).await
+    }
+
+    /// A write that may end sessions: those that it returns.
+    async fn end_by<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&rusqlite::Connection) -> rusqlite::Result<(T, Vec<rows::Ended>)> + Send + 'static,
+    ) -> Result<(T, Vec<rows::Ended>), StoreError> {
+        let this = self.clone();
+        self.0
+            .store
+            .write_and(work, move |(_, ended): &(T, Vec<rows::Ended>)| this.forget_if_any(ended))
+            .await
+    }
+
+    fn forget_if_any<T>(&self, gone: &[T]) {
+        if !gone.is_empty() {
+            self.kept().forget_all();
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.0.kept.lock().expect("no code panics while it holds what is remembered")
     }
 
     fn fresh(&self) -> MutexGuard<'_, Fresh> {

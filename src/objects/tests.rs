@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
+use std::task::Poll;
 
 use tempfile::TempDir;
 
@@ -737,4 +738,63 @@ async fn a_retired_output_is_found_by_its_id_only_until_its_time_is_over() {
     it.objects.sweep_now().await.expect("swept");
     assert_eq!(it.objects.file(&who, &session.id, &gone.id).await, None);
     assert!(it.objects.file(&who, &session.id, &stays.id).await.is_some());
+}
+
+/// What the store itself says, and what is remembered of it.
+async fn is_remembered_as_it_is(objects: &Objects, session: &str) {
+    objects.kept().forget_all();
+    let said = objects.workspace_of(session).await;
+    // Once from the store and once from memory, which the next change finds filled.
+    assert_eq!(objects.workspace_of(session).await, said);
+    assert!(objects.kept().workspace(session).is_some());
+}
+
+#[tokio::test]
+async fn every_change_of_a_kept_session_is_seen_by_its_next_run() {
+    let it = stand();
+    let (objects, who) = (&it.objects, caller("a", None));
+    let session = kept(objects, &who, "u", "e").await;
+    let seen = async |title: &str| {
+        let remembered = objects.workspace_of(&session.id).await;
+        objects.kept().forget_all();
+        assert_eq!(objects.workspace_of(&session.id).await, remembered, "{title}");
+        is_remembered_as_it_is(objects, &session.id).await;
+        remembered
+    };
+    seen("nothing yet").await;
+    let first = put(objects, &who, &session, new("a.txt"), b"1").await;
+    let (pending, files) = seen("an upload").await;
+    assert_eq!((names(&pending.place), names(&files)), (vec!["a.txt"], vec!["a.txt"]));
+    put(objects, &who, &session, new("a.txt"), b"2").await;
+    objects.settled(&session.id, &seen("the same name again").await.0).await;
+    assert_eq!(seen("heard of").await.0.place, []);
+    put(objects, &who, &session, output("o.txt"), b"3").await;
+    assert_eq!(names(&seen("an output").await.1), ["a.txt", "o.txt"]);
+    objects.retire(&session.id, vec!["o.txt".to_owned()]).await;
+    assert_eq!(names(&seen("taken away by a run").await.1), ["a.txt"]);
+    let newest = objects.live_files_of(&session.id).await.remove(0);
+    assert!(objects.remove(&session.id, &newest.id).await && objects.remove(&session.id, &first.id).await);
+    assert_eq!(seen("removed").await.0.remove, ["a.txt"]);
+    objects.end(&who, &session.id).await;
+    assert_eq!(seen("ended").await, Default::default());
+    assert_ne!(kept(objects, &who, "u", "e").await.id, session.id, "what is over is not remembered");
+}
+
+#[tokio::test]
+async fn a_change_whose_caller_goes_away_is_seen_as_well() {
+    let it = stand();
+    let (objects, who) = (&it.objects, caller("a", None));
+    let session = kept(objects, &who, "u", "e").await;
+    let record = put(objects, &who, &session, new("a.txt"), b"1").await;
+    is_remembered_as_it_is(objects, &session.id).await;
+    // Polled once, it is on its way to the writer, and nobody waits for it any more.
+    let mut removing = Box::pin(objects.remove(&session.id, &record.id));
+    assert!(std::future::poll_fn(|context| Poll::Ready(removing.as_mut().poll(context).is_pending())).await);
+    drop(removing);
+    let gone = async {
+        while !objects.workspace_of(&session.id).await.1.is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), gone).await.expect("seen");
 }

@@ -203,7 +203,24 @@ impl Store {
         &self,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.ask(|answer| Command::Work(work::answered(work, answer))).await
+        self.write_and(work, |_| {}).await
+    }
+
+    /// The same, with a word that is said on the writer's thread between the commit and the return, whoever still
+    /// waits for that.
+    pub async fn write_and<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        committed: impl FnOnce(&T) + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.ask(|answer: oneshot::Sender<T>| {
+            Command::Work(work::followed(work, |outcome| {
+                committed(&outcome);
+                // Nobody may wait any more; that is theirs to decide.
+                drop(answer.send(outcome));
+            }))
+        })
+        .await
     }
 
     /// The same without waiting for the commit: for what a kill may lose.
@@ -211,8 +228,7 @@ impl Store {
         &self,
         work: impl FnOnce(&Connection) -> rusqlite::Result<()> + Send + 'static,
     ) -> Result<(), StoreError> {
-        let (answer, _nobody) = oneshot::channel();
-        let command = Command::Work(work::answered(work, answer));
+        let command = Command::Work(work::followed(work, |()| {}));
         self.inbox.send(command).await.map_err(|_gone| StoreError::Closed)
     }
 

@@ -4,7 +4,6 @@
 use std::fmt;
 
 use rusqlite::Connection;
-use tokio::sync::oneshot;
 
 /// What the writer does for somebody, in its transaction.
 pub(super) trait Work: Send {
@@ -22,39 +21,39 @@ impl fmt::Debug for dyn Work {
     }
 }
 
-/// `work`, whose outcome goes to `answer`.
-pub(super) fn answered<T: Send + 'static>(
+/// `work`, whose outcome goes to `then`.
+pub(super) fn followed<T: Send + 'static>(
     work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    answer: oneshot::Sender<T>,
+    then: impl FnOnce(T) + Send + 'static,
 ) -> Box<dyn Work> {
-    Box::new(Answered { work, answer })
+    Box::new(Followed { work, then })
 }
 
-struct Answered<F, T> {
+struct Followed<F, N> {
     work: F,
-    answer: oneshot::Sender<T>,
+    then: N,
 }
 
-struct Due<T> {
-    answer: oneshot::Sender<T>,
+struct Due<N, T> {
+    then: N,
     outcome: T,
 }
 
-impl<F, T> Work for Answered<F, T>
+impl<F, N, T> Work for Followed<F, N>
 where
     F: FnOnce(&Connection) -> rusqlite::Result<T> + Send,
+    N: FnOnce(T) + Send + 'static,
     T: Send + 'static,
 {
     fn run(self: Box<Self>, connection: &Connection) -> rusqlite::Result<Box<dyn Payment>> {
         let outcome = (self.work)(connection)?;
-        Ok(Box::new(Due { answer: self.answer, outcome }))
+        Ok(Box::new(Due { then: self.then, outcome }))
     }
 }
 
-impl<T> Payment for Due<T> {
-    /// Nobody may wait any more; that is theirs to decide.
+impl<N: FnOnce(T), T> Payment for Due<N, T> {
     fn pay(self: Box<Self>) {
-        drop(self.answer.send(self.outcome));
+        (self.then)(self.outcome);
     }
 }
 
