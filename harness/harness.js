@@ -297,6 +297,13 @@
     };
   }
 
+  let lastImporter = { folder: undefined, file: undefined, run: undefined };
+
+  function importerOf(folder, file) {
+    if (lastImporter.folder !== folder || lastImporter.file !== file) lastImporter = { folder, file, run: makeImporter(folder, file) };
+    return lastImporter.run;
+  }
+
   // What node calls experimental it announces at the first use, on what would be a cell's stderr.
   function hushed(action) {
     const { emitWarning } = process;
@@ -486,9 +493,10 @@
   ).runInThisContext();
 
   // Runs a program, once: this process has no other work any more, and ends as node would end it.
-  function runProgram(program, nonce) {
-    const state = { dying: false, idle: false, unsettled: undefined };
-    becomeMain(nonce, state);
+  function runProgram(program, nonce, begin = later) {
+    const state = becomeMain();
+    state.nonce = nonce;
+    requests.unref();
     const folder = cwd();
     let main;
     try {
@@ -498,16 +506,21 @@
     }
     process.argv.push(main.filename, ...(Array.isArray(program.args) ? program.args.map(StringOf) : []));
     if (MAY_START_ITSELF.test(main.code)) letStartItself(main, folder);
-    return main.format === "module" ? startModule(main, folder, state) : startCommon(main, folder, state);
+    return main.format === "module" ? startModule(main, folder, state) : startCommon(main, folder, state, begin);
   }
 
+  // What is known of the program, once this process is for one.
+  let ending;
+
   // Gives up what belongs to cells, and has the end reported.
-  function becomeMain(nonce, state) {
+  function becomeMain() {
+    if (ending !== undefined) return ending;
+    const state = { nonce: undefined, dying: false, idle: false, unsettled: undefined };
+    ending = state;
     recorder.idle = true;
     for (const [event, watcher] of Object.entries(watchers)) process.removeListener(event, watcher);
     for (const name of [...givenNames, Symbol.for(IMPORT)]) delete globalThis[name];
     session.disconnect();
-    requests.unref();
     process.execArgv = [];
     process.on("uncaughtExceptionMonitor", () => {
       state.dying = true;
@@ -523,9 +536,10 @@
       // Who listens as well may still change the code; node tells of an error after this; and the launcher sees the end.
       if (state.dying || process.listenerCount("exit") > 1) return;
       const exit = process.exitCode === undefined ? code : Number(process.exitCode);
-      writeAll(EVENTS, BufferFrom(`\n${stringify({ nonce, event: "done", exit })}\n`));
+      writeAll(EVENTS, BufferFrom(`\n${stringify({ nonce: state.nonce, event: "done", exit })}\n`));
       standStill();
     });
+    return state;
   }
 
   // Until the daemon ends it, behind its answer, or is gone: our own end would take the processor from that.
@@ -579,7 +593,7 @@
       const script = new vm.Script(`${head}${code}\n})`, { ...options, columnOffset: -head.length });
       return common(script.runInThisContext(), true);
     };
-    importer = makeImporter(folder, path.basename(filename));
+    importer = importerOf(folder, path.basename(filename));
     let failure;
     try {
       const run = vm.compileFunction(code, COMMON_NAMES, options);
@@ -604,15 +618,15 @@
     return compileModule(code, path.join(folder, extension === ".js" ? "main.mjs" : `main${extension}`));
   }
 
-  function startCommon(main, folder, state) {
+  function startCommon(main, folder, state, begin) {
     const own = new Module(main.filename, null);
     own.id = ".";
     own.filename = main.filename;
     own.paths = Module._nodeModulePaths(folder);
     process.mainModule = own; // require.main of everything that is loaded from now on
     const values = [own.exports, Module.createRequire(main.filename), own, main.filename, folder];
-    if (!main.isAsync) return later(enterMain, main.run, own.exports, values);
-    return later(enterMain, main.run, own.exports, values, (promise) => untilDone(promise, main, state));
+    if (!main.isAsync) return begin(enterMain, main.run, own.exports, values);
+    return begin(enterMain, main.run, own.exports, values, (promise) => untilDone(promise, main, state));
   }
 
   // Holds nothing: node ends when nothing is left that could settle it, and then we say so.
@@ -624,7 +638,7 @@
   // --- modules -------------------------------------------------------------------------------------------------------
 
   function compileModule(code, filename) {
-    importer = makeImporter(path.dirname(filename), path.basename(filename));
+    importer = importerOf(path.dirname(filename), path.basename(filename));
     const url = pathToFileURL(filename).href;
     const { resolve } = Module.createRequire(filename);
     const [major, minor] = process.versions.node.split(".").map(Number);
@@ -756,14 +770,17 @@
     return exports;
   }
 
-  // The road of programs up to their start, and the library of most of those in TypeScript.
+  // For an interpreter that is kept for a program: its road, gone once, and the library of most of those in TypeScript.
+  // There are no cells any more behind this.
   function warmPrograms() {
-    const before = importer;
     const sucrase = library("sucrase");
     const sample = "import { a } from 'b'; interface I { x: number }\nenum E { A }\nclass C<T> { constructor(private c: T) {} }\nconst d = (e: I): string => `${a}` as string;";
-    compile("const a = 1", cwd(), ".js");
     if (sucrase !== undefined) compile(bySucrase(sucrase, sample), cwd(), ".ts");
-    importer = before;
+    // Twice, since the second time V8 makes machine code of a regular expression.
+    for (let time = 0; time < 8; time++) runProgram({ code: "console.log(1)" }, "", (run, ...values) => run(...values));
+    writeSync(1, BufferFrom("")); // what is muted does not come so far
+    process.argv.length = 1;
+    process.mainModule = undefined;
   }
 
   // Sucrase takes away types and keeps every line where it was. It cannot do these: namespaces that hold code (it leaves
@@ -921,7 +938,7 @@
   function enter(folder) {
     try {
       chdir(folder);
-      settle(folder);
+      if (ending === undefined) settle(folder); // a program has names of its own
       return undefined;
     } catch (error) {
       return { what: "cwd", errno: Math.abs(error.errno ?? 22) };
@@ -956,9 +973,9 @@
   // A throw-away evaluation: the same road as a cell's, no bytes written, names gone with their block.
   function warm(cell) {
     recorder.muted = true;
-    if (cell.request.programs === true) warmPrograms();
     evaluate(`{\n${cell.request.warm}\n}`, () => {
       later(() => {
+        if (cell.request.programs === true) warmPrograms();
         recorder.muted = false;
         takeOrder();
         cell.rejections.clear();

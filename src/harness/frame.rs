@@ -49,7 +49,8 @@ pub enum Ask<'a> {
     WorkingDirectory(&'a str),
     /// Evaluate something harmless in a namespace of its own, so that the first cell finds warm code paths.
     WarmUp(&'a str),
-    /// The same for an interpreter that is kept for programs: their road as well, and the libraries of TypeScript.
+    /// The same for an interpreter that is kept for a program: its road as well, and the libraries of TypeScript. Cells
+    /// it runs no more.
     WarmUpForPrograms(&'a str),
 }
 
