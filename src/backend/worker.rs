@@ -2,10 +2,11 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::backend::endpoint::{Endpoint, EndpointError, RemoteKernel, RemoteOutcome};
+use crate::backend::endpoint::{Endpoint, EndpointError, RemoteKernel, RemoteOutcome, Revisited};
 use crate::backend::native::Native;
 use crate::engine::Refusal;
 use crate::harness::interpreter::{Cell, CellLimits, Interpreter, Provenance};
@@ -18,6 +19,16 @@ use crate::zygote::slots::TakenFor;
 pub enum Worker {
     Local(Interpreter),
     Remote(RemoteKernel),
+}
+
+/// A worker between two cells.
+#[derive(Debug)]
+pub enum Found {
+    There(Worker),
+    /// It is gone and its names with it, in words for the caller.
+    Lost(&'static str),
+    /// It is gone, and no cell has run in it.
+    Unused,
 }
 
 /// A run that is over.
@@ -46,6 +57,16 @@ impl Worker {
         match self {
             Worker::Local(interpreter) => Some(interpreter.provenance()),
             Worker::Remote(_) => None,
+        }
+    }
+
+    /// Looks what became of it since its last cell. A local one is known to be there: its end is told.
+    pub async fn revisit(self) -> Found {
+        let Worker::Remote(kernel) = self else { return Found::There(self) };
+        match kernel.revisit().await {
+            Revisited::There(kernel) => Found::There(Worker::Remote(kernel)),
+            Revisited::Gone => Found::Lost("the Jupyter server ended the kernel"),
+            Revisited::NeverCame => Found::Unused,
         }
     }
 
@@ -111,18 +132,20 @@ impl Workers {
         }
     }
 
-    /// A worker of its own for somebody, started in `cwd`.
+    /// A worker of its own for somebody, started in `cwd`. What a server takes to refuse a `cwd` is waited for no longer
+    /// than `time_max`.
     pub async fn obtain(
         &self,
         source: &Source,
         cwd: Option<&str>,
+        time_max: Duration,
         taken_for: TakenFor,
     ) -> Result<Worker, NotObtained> {
         let plan = match (source, &self.endpoint) {
             (Source::Local(plan), _) => Some(*plan),
             (Source::Remote { otherwise, .. }, None) => *otherwise,
             (Source::Remote { kernel, otherwise }, Some(endpoint)) => {
-                match endpoint.start(Some(kernel), cwd).await {
+                match endpoint.start(Some(kernel), cwd, time_max).await {
                     Ok(kernel) => return Ok(Worker::Remote(kernel)),
                     Err(EndpointError::Unreachable) => *otherwise,
                     Err(EndpointError::NotADirectory { cwd }) => {

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::backend::endpoint::Endpoint;
 use crate::backend::native::Native;
 use crate::backend::select;
-use crate::backend::worker::{NotObtained, Source, Worker, Workers, run_once};
+use crate::backend::worker::{Found, NotObtained, Source, Worker, Workers, run_once};
 use crate::config::CodeBackend;
 use crate::engine::config::EngineConfig;
 use crate::engine::detached::Detached;
@@ -132,7 +132,7 @@ impl Engine {
         let engine = Arc::new(Engine {
             workers: Workers {
                 native: Native::new(launcher, slots),
-                endpoint: config.endpoint.clone().map(|endpoint| Arc::new(Endpoint::new(endpoint))),
+                endpoint: config.endpoint.clone().map(|at| Arc::new(Endpoint::new(at, store.clone()))),
             },
             tenants: Tenants::new(store.clone()),
             admission: Admission::new(config.cell_quota()),
@@ -144,7 +144,10 @@ impl Engine {
         tokio::spawn(Arc::clone(&engine).prefill());
         if let Some(endpoint) = engine.workers.endpoint.clone() {
             // So that what we say of ourselves is true before the first cell.
-            tokio::spawn(async move { endpoint.probe().await });
+            tokio::spawn(async move {
+                endpoint.probe().await;
+                endpoint.sweep().await;
+            });
         }
         engine
     }
@@ -369,7 +372,8 @@ impl Engine {
         self.workers.native.cell_starts();
         let source = settled.source(&request.code, request.strict)?;
         let watch = Stopwatch::start();
-        let worker = match self.workers.obtain(&source, request.cwd.as_deref(), TakenFor::Once).await {
+        let (cwd, time_max) = (request.cwd.as_deref(), request.timeout);
+        let worker = match self.workers.obtain(&source, cwd, time_max, TakenFor::Once).await {
             Ok(worker) => worker,
             Err(NotObtained::Refused(refusal)) => return Err(refusal),
             Err(NotObtained::Failed(why)) => return Ok(self.cannot_run(request, None, 1, why)),
@@ -448,7 +452,7 @@ impl Engine {
         let Ok(turn) = session.turn().await else { return Ok(()) };
         if session.birth.cwd.is_some() && matches!(session.begin(&turn), Begun::MustStart) {
             let source = settled.source("", false)?;
-            match self.obtain(session, &source).await {
+            match self.obtain(session, &source, self.config.timeout_default).await {
                 Ok(worker) => session.finish(Some(worker)),
                 Err(NotObtained::Refused(refusal)) => return Err(refusal),
                 // Its first cell tries again, and says what it meets.
@@ -462,8 +466,14 @@ impl Engine {
     }
 
     /// A worker for a session. A folder that is none ends the session: it would be refused for ever.
-    async fn obtain(&self, session: &Arc<Session>, source: &Source) -> Result<Worker, NotObtained> {
-        let obtained = self.workers.obtain(source, session.birth.cwd.as_deref(), TakenFor::Session).await;
+    async fn obtain(
+        &self,
+        session: &Arc<Session>,
+        source: &Source,
+        time_max: Duration,
+    ) -> Result<Worker, NotObtained> {
+        let cwd = session.birth.cwd.as_deref();
+        let obtained = self.workers.obtain(source, cwd, time_max, TakenFor::Session).await;
         if let Err(not_obtained) = &obtained {
             session.finish(None);
             let is_new = session.next_count() == 1 && !session.birth.up_front;
@@ -573,11 +583,25 @@ struct SessionRun {
 }
 
 impl SessionRun {
+    /// The session's worker, if it is still there.
+    async fn revisit(&self, worker: Worker) -> Option<Worker> {
+        match worker.revisit().await {
+            Found::There(worker) => return Some(worker),
+            Found::Lost(why) => self.session.note_loss(why),
+            Found::Unused => {}
+        }
+        None
+    }
+
     async fn run(self, begun: Begun<Worker>) -> Result<Execution, Refusal> {
         self.engine.workers.native.cell_starts();
-        let worker = match begun {
-            Begun::Ready(worker) => worker,
-            _ => match self.engine.obtain(&self.session, &self.source).await {
+        let kept = match begun {
+            Begun::Ready(worker) => self.revisit(worker).await,
+            _ => None,
+        };
+        let worker = match kept {
+            Some(worker) => worker,
+            None => match self.engine.obtain(&self.session, &self.source, self.request.timeout).await {
                 Ok(worker) => worker,
                 Err(NotObtained::Refused(refusal)) => return Err(refusal),
                 Err(NotObtained::Failed(why)) => {
