@@ -49,6 +49,7 @@ mod request_log;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod unread;
 mod wired;
 
 pub use code::CodeEngine;
