@@ -253,20 +253,29 @@ impl Engine {
 
     /// What runs what. Answers without a launcher too.
     pub fn backends(&self) -> Backends {
-        let Some(hello) = self.workers.native.last_hello() else { return Backends::default() };
         let choice = self.config.code_backend;
+        let leaves = |runner| {
+            self.workers.endpoint.is_some() && select::may_be_remote(choice, Language::Python, &runner)
+        };
+        let elsewhere = Backends {
+            code_may_leave: leaves(Runner::Chosen),
+            jupyter_may_leave: leaves(Runner::Kernel(None)),
+            ..Backends::default()
+        };
+        let Some(hello) = self.workers.native.last_hello() else { return elsewhere };
         let (python, kernels) = (select::python_backend(&hello, choice), select::kernels(&hello));
         let endpoint = self.workers.endpoint.as_ref();
         let remote = endpoint.map(|endpoint| endpoint.kernels_seen()).unwrap_or_default();
         if remote.is_empty() {
             let jupyter = (!kernels.is_empty()).then_some("kernel");
-            return Backends { python, jupyter, kernels, endpoint: None };
+            return Backends { python, jupyter, kernels, ..elsewhere };
         }
         Backends {
             python: if choice == CodeBackend::Auto { Some("endpoint") } else { python },
             jupyter: Some("endpoint"),
             kernels: remote,
             endpoint: endpoint.map(|endpoint| endpoint.shown()),
+            ..elsewhere
         }
     }
 
