@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::backend::endpoint::{Endpoint, EndpointError, RemoteKernel, RemoteOutcome, Revisited};
+use crate::backend::endpoint::{Endpoint, EndpointError, Gone, RemoteKernel, RemoteOutcome};
 use crate::backend::native::Native;
 use crate::engine::Refusal;
 use crate::harness::interpreter::{Cell, CellLimits, Interpreter, Provenance};
@@ -19,16 +19,6 @@ use crate::zygote::slots::TakenFor;
 pub enum Worker {
     Local(Interpreter),
     Remote(RemoteKernel),
-}
-
-/// A worker between two cells.
-#[derive(Debug)]
-pub enum Found {
-    There(Worker),
-    /// It is gone and its names with it, in words for the caller.
-    Lost(&'static str),
-    /// It is gone, and no cell has run in it.
-    Unused,
 }
 
 /// A run that is over.
@@ -60,13 +50,11 @@ impl Worker {
         }
     }
 
-    /// Looks what became of it since its last cell. A local one is known to be there: its end is told.
-    pub async fn revisit(self) -> Found {
-        let Worker::Remote(kernel) = self else { return Found::There(self) };
-        match kernel.revisit().await {
-            Revisited::There(kernel) => Found::There(Worker::Remote(kernel)),
-            Revisited::Gone => Found::Lost("the Jupyter server ended the kernel"),
-            Revisited::NeverCame => Found::Unused,
+    /// Looks whether it is still there after its last cell. Of a local one that is known: its end is told.
+    pub async fn revisit(self) -> Result<Worker, Gone> {
+        match self {
+            Worker::Local(_) => Ok(self),
+            Worker::Remote(kernel) => kernel.revisit().await.map(Worker::Remote),
         }
     }
 

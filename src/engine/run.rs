@@ -10,10 +10,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::watch;
 
-use crate::backend::endpoint::Endpoint;
+use crate::backend::endpoint::{Endpoint, Gone};
 use crate::backend::native::Native;
 use crate::backend::select;
-use crate::backend::worker::{Found, NotObtained, Source, Worker, Workers, run_once};
+use crate::backend::worker::{NotObtained, Source, Worker, Workers, run_once};
 use crate::config::CodeBackend;
 use crate::engine::config::EngineConfig;
 use crate::engine::detached::Detached;
@@ -594,12 +594,11 @@ struct SessionRun {
 impl SessionRun {
     /// The session's worker, if it is still there.
     async fn revisit(&self, worker: Worker) -> Option<Worker> {
-        match worker.revisit().await {
-            Found::There(worker) => return Some(worker),
-            Found::Lost(why) => self.session.note_loss(why),
-            Found::Unused => {}
+        let revisited = worker.revisit().await;
+        if let Err(Gone::Ended) = revisited {
+            self.session.note_loss("the Jupyter server ended the kernel");
         }
-        None
+        revisited.ok()
     }
 
     async fn run(self, begun: Begun<Worker>) -> Result<Execution, Refusal> {

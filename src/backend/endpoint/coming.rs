@@ -62,12 +62,10 @@ pub(super) struct Coming {
 pub(super) type Start = JoinHandle<Result<Kernel, EndpointError>>;
 
 /// What became of a kernel between two cells.
-#[derive(Debug)]
-pub enum Revisited {
-    /// It can take a cell, as far as the server knows.
-    There(RemoteKernel),
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Gone {
     /// The server has ended it, and its names are lost.
-    Gone,
+    Ended,
     /// It did not get ready. No cell has run in it.
     NeverCame,
 }
@@ -94,19 +92,19 @@ impl RemoteKernel {
         }
     }
 
-    /// Looks what became of it since its last cell.
-    pub async fn revisit(self) -> Revisited {
+    /// Looks whether it is still there after its last cell, as far as the server knows.
+    pub async fn revisit(self) -> Result<RemoteKernel, Gone> {
         let RemoteKernel { name, stage } = self;
         let kernel = match stage {
-            Stage::Ready(kernel) if kernel.is_gone().await => return Revisited::Gone,
+            Stage::Ready(kernel) if kernel.is_gone().await => return Err(Gone::Ended),
             Stage::Ready(kernel) => kernel,
             Stage::Coming(mut coming) => match coming.outcome().now_or_never() {
-                None => return Revisited::There(coming.kernel()),
+                None => return Ok(coming.kernel()),
                 Some(Ok(kernel)) => kernel,
-                Some(Err(_)) => return Revisited::NeverCame,
+                Some(Err(_)) => return Err(Gone::NeverCame),
             },
         };
-        Revisited::There(RemoteKernel { name, stage: Stage::Ready(kernel) })
+        Ok(RemoteKernel { name, stage: Stage::Ready(kernel) })
     }
 
     /// Deletes it and waits until the server has. Dropping it does the same behind the caller's back; see

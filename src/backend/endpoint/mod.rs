@@ -32,7 +32,7 @@ mod real;
 #[cfg(test)]
 mod tests;
 
-pub use coming::{RemoteKernel, RemoteRan, Revisited};
+pub use coming::{Gone, RemoteKernel, RemoteRan};
 pub use outcome::RemoteOutcome;
 pub use rest::RestError;
 

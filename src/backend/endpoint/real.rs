@@ -41,13 +41,6 @@ async fn kernel(endpoint: &Endpoint) -> RemoteKernel {
     kernel.ready().await.expect("it gets ready")
 }
 
-async fn revisited(kernel: RemoteKernel) -> Option<RemoteKernel> {
-    match kernel.revisit().await {
-        Revisited::There(kernel) => Some(kernel),
-        Revisited::Gone | Revisited::NeverCame => None,
-    }
-}
-
 /// Leaves nothing on the server.
 async fn finish(endpoint: &Endpoint, ran: RemoteRan) {
     drop(ran);
@@ -220,7 +213,7 @@ async fn a_process_that_ends_between_two_cells_has_lost_the_names() {
     assert!(!ran.outcome.names_lost, "control");
     // The server looks every three seconds.
     sleep(Duration::from_secs(8)).await;
-    let kernel = revisited(ran.kernel.expect("nobody knows yet")).await.expect("it is there");
+    let kernel = ran.kernel.expect("nobody knows yet").revisit().await.expect("it is there");
     let ran = run(kernel, "print('x' in globals())").await;
     assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "False\n", "{:?}", ran.outcome);
     assert!(ran.outcome.names_lost);
@@ -233,12 +226,12 @@ async fn a_kernel_that_somebody_else_deleted_is_not_alive() {
     let endpoint = endpoint_at(config());
     let ran = run(kernel(&endpoint).await, "x = 1").await;
     let kernel = ran.kernel.expect("it goes on");
-    let kernel = revisited(kernel).await.expect("control");
+    let kernel = kernel.revisit().await.expect("control");
     let id =
         rest::KernelId::parse(kernel.id().expect("it is ready").to_owned()).expect("an id of the server's");
     endpoint.rest.delete(&id).await.expect("the server deletes it");
     sleep(Duration::from_secs(6)).await;
-    assert!(revisited(kernel).await.is_none());
+    assert_eq!(kernel.revisit().await.err(), Some(Gone::Ended));
     endpoint.settle(Duration::from_secs(10)).await;
 }
 

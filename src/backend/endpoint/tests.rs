@@ -568,8 +568,7 @@ async fn a_kernel_is_asked_for_when_its_connection_is_lost_and_not_right_after_a
         let ran = run(kernel(&endpoint).await, "x").await;
         sleep(Duration::from_millis(50)).await;
         let revisited = ran.kernel.expect("it goes on").revisit().await;
-        assert_eq!(matches!(revisited, Revisited::Gone), is_gone, "{keeps} {answer}");
-        assert_eq!(matches!(revisited, Revisited::There(_)), !is_gone, "{keeps} {answer}");
+        assert_eq!(revisited.err(), is_gone.then_some(Gone::Ended), "{keeps} {answer}");
         assert_eq!(fake.count(ASKED), usize::from(!keeps));
     }
 }
@@ -867,11 +866,9 @@ async fn a_kernel_that_never_gets_ready_is_waited_for_as_long_as_its_cell_may_ta
 async fn a_kernel_that_did_not_get_ready_between_two_cells_is_none() {
     let (_fake, endpoint) = Fake::start(never_ready()).await;
     let ran = run_for(kernel(&endpoint).await, "1", Duration::from_secs(1)).await;
-    let Revisited::There(kernel) = ran.kernel.expect("on its way").revisit().await else {
-        panic!("too early")
-    };
+    let kernel = ran.kernel.expect("on its way").revisit().await.expect("it is still");
     sleep(READY_MAX).await;
-    assert!(matches!(kernel.revisit().await, Revisited::NeverCame));
+    assert_eq!(kernel.revisit().await.err(), Some(Gone::NeverCame));
 }
 
 #[tokio::test]
