@@ -23,11 +23,10 @@ const OUTPUTS_MAX: usize = 20_000;
 /// Longest `display_id`, in bytes, and most displays that share one. Beyond it a display cannot be updated.
 const DISPLAY_ID_BYTES_MAX: usize = 1_000;
 const DISPLAYS_PER_ID_MAX: usize = 64;
-/// Most bytes of all such names of a cell, and what one counts for at least.
-const DISPLAY_IDS_BYTES_MAX: usize = 1024 * 1024;
-const DISPLAY_ID_BYTES_LEAST: usize = 64;
+/// Most such names of one cell.
+const DISPLAY_NAMES_MAX: usize = 10_000;
 /// Most that a cell may publish beside text. An update, or what is cleared again, costs it nothing of its cap.
-const EVENTS_MAX: u32 = 100_000;
+const PUBLISHED_MAX: usize = 60_000;
 /// Most lines of a traceback that are read, from its end.
 const TRACEBACK_LINES_MAX: usize = 10_000;
 
@@ -111,8 +110,7 @@ pub(super) struct Collector {
     outputs: Vec<Output>,
     /// Where displays of an id are, and what they cost.
     displays: HashMap<String, Vec<(usize, usize)>>,
-    display_ids_bytes_left: usize,
-    events_left: u32,
+    published: usize,
     chars_kept: usize,
     /// What still gets through once the cap is reached, in characters.
     tail_chars_left: usize,
@@ -163,8 +161,7 @@ impl Collector {
             execution_count,
             outputs: Vec::new(),
             displays: HashMap::new(),
-            display_ids_bytes_left: DISPLAY_IDS_BYTES_MAX,
-            events_left: EVENTS_MAX,
+            published: 0,
             chars_kept: 0,
             tail_chars_left: TAIL_CHARS_MAX,
             noted: false,
@@ -203,19 +200,17 @@ impl Collector {
         match kind {
             "stream" => self.take_stream(content),
             "display_data" | "execute_result" | "update_display_data" | "clear_output" | "error" => {
-                match self.events_left.checked_sub(1) {
-                    Some(left) => {
-                        self.events_left = left;
-                        self.take_event(kind, content);
-                    }
-                    None => self.truncate(),
+                if self.published == PUBLISHED_MAX {
+                    return self.truncate();
                 }
+                self.published += 1;
+                self.take_published(kind, content);
             }
             _ => {}
         }
     }
 
-    fn take_event(&mut self, kind: &str, content: &[u8]) {
+    fn take_published(&mut self, kind: &str, content: &[u8]) {
         match kind {
             "clear_output" => self.take_clear(content),
             "error" => {
@@ -327,9 +322,7 @@ impl Collector {
             }
             return;
         }
-        let bytes = id.len().max(DISPLAY_ID_BYTES_LEAST);
-        if let Some(left) = self.display_ids_bytes_left.checked_sub(bytes) {
-            self.display_ids_bytes_left = left;
+        if self.displays.len() < DISPLAY_NAMES_MAX {
             self.displays.insert(id.to_owned(), vec![place]);
         }
     }
@@ -378,7 +371,7 @@ impl Collector {
             let feed = Feed { watcher: self.feed.watcher.take(), chars_left: self.feed.chars_left };
             let expected = self.expected.take();
             let fresh = Collector::with_feed(self.chars_max, self.execution_count, feed);
-            *self = Collector { expected, events_left: self.events_left, ..fresh };
+            *self = Collector { expected, published: self.published, ..fresh };
         }
     }
 
@@ -513,14 +506,16 @@ mod tests {
             let id = format!("{number}{}", "x".repeat(DISPLAY_ID_BYTES_MAX - 10));
             take(&mut collector, display("display_data", "", &id));
         }
-        let bytes: usize = collector.displays.keys().map(String::len).sum();
-        assert!(bytes <= DISPLAY_IDS_BYTES_MAX && bytes > DISPLAY_IDS_BYTES_MAX / 2, "{bytes}");
-        // Short ones that are shown are as many as the outputs; nobody remembers what was not shown.
+        assert_eq!(collector.displays.len(), DISPLAY_NAMES_MAX);
+        // Names that share a place with nothing shown are none.
         let mut collector = Collector::new(2_000_000, 3, None);
-        for number in 0..OUTPUTS_MAX + 10_000 {
-            take(&mut collector, display("display_data", "", &number.to_string()));
+        for number in 0..OUTPUTS_MAX + 10 {
+            let id = if number < OUTPUTS_MAX { String::new() } else { number.to_string() };
+            take(&mut collector, display("display_data", "", &id));
         }
-        assert!(collector.displays.len() <= DISPLAY_IDS_BYTES_MAX / DISPLAY_ID_BYTES_LEAST);
+        assert_eq!(collector.displays.len(), 1);
+        let mut collector = Collector::new(2_000_000, 3, None);
+        take(&mut collector, display("display_data", "", "0"));
         take(&mut collector, display("update_display_data", "new", "0"));
         assert_eq!(collector.into_outputs(|_| {})[0], plain("new"), "control");
     }
@@ -529,7 +524,7 @@ mod tests {
     fn what_a_cell_publishes_beside_text_is_counted() {
         let mut collector = Collector::new(100, 3, None);
         take(&mut collector, display("display_data", "a", "id"));
-        for _ in 1..EVENTS_MAX - 1 {
+        for _ in 1..PUBLISHED_MAX - 1 {
             take(&mut collector, ("clear_output", json!({"wait": true})));
         }
         take(&mut collector, display("display_data", "b", "id"));
