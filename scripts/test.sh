@@ -5,7 +5,7 @@
 #   scripts/test.sh [STAGE...]     without a STAGE all of them; with some, only those of our own tests, over what is built
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
-PATH=$PATH:$HOME/.cargo/bin
+. scripts/environment.sh
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
 
 # Whoever ends us ends what we run.

@@ -107,6 +107,11 @@ class JupyterServer:
     def kernels(self):
         return self.get("/api/kernels")
 
+    def cull(self, kernel):
+        """Ends a kernel as the server's own culling of idle ones does."""
+        request = urllib.request.Request("%s/api/kernels/%s" % (self.shown, kernel), method="DELETE", headers={"Authorization": "token " + self.token})
+        urllib.request.urlopen(request, timeout=10).close()
+
     def __exit__(self, *_):
         if self.process:
             suites.end(self.process)
@@ -219,6 +224,9 @@ class Routes(unittest.TestCase):
         for said in (self.client.request("GET", "/health").body, self.client.request("GET", "/v1/capabilities").data["isolation"]):
             self.assertEqual(said["confinement"], "external")
             self.assertTrue([it for it in said["warnings"] if "external Jupyter server" in it], said["warnings"])
+        self.assertEqual([it["details"]["confinement"] for it in info.data["languages"]], ["external", "sandbox"])
+        self.assertEqual(jupyter.data["confinement"], "external")
+        self.assertIn("external Jupyter server", self.client.request("GET", "/openapi.json").body["info"]["description"])
         for answer in (info, jupyter, self.client.request("GET", "/v1/capabilities"), self.client.request("GET", "/v2/sandbox"),
                        self.client.request("GET", "/health")):
             self.assertNotIn(self.jupyter.token, json.dumps(answer.body))
@@ -283,6 +291,22 @@ class Routes(unittest.TestCase):
         self.assertTrue(self.client.run("x", session="dying").error.startswith("NameError"))
         self.end_session("dying")
 
+    def test_a_kernel_that_was_culled_between_two_cells_is_replaced_and_its_loss_told(self):
+        before = {kernel["id"] for kernel in self.jupyter.kernels()}
+        for path in ("/v2/code/execute", "/v1/jupyter/execute"):
+            session = "culled" + path[2]
+            self.run_ok("x = 1", session=session)
+            for kernel in {kernel["id"] for kernel in self.jupyter.kernels()} - before:
+                self.jupyter.cull(kernel)
+            time.sleep(6)  # a kernel is taken to be there for some seconds after a cell
+            body = {"code": "'x' in globals()", "session_id": session, **({"language": "python"} if "code" in path else {})}
+            answer = self.client.request("POST", path, body)
+            self.assertEqual((answer.http, answer.status, answer.result), (200, "ok", "False"), str(answer))
+            self.assertEqual(answer.body["hint"], "session was reset: the Jupyter server ended the kernel", str(answer))
+            self.assertLess(answer.seconds, 15)
+            self.assertEqual(self.client.request("POST", path, body).body["hint"], None, "it is told once")
+            self.end_session(session)
+
     def test_input_fails_at_once(self):
         answer = self.client.run("input()")
         self.assertEqual((answer.http, answer.status), (200, "error"))
@@ -335,6 +359,20 @@ class Ends(unittest.TestCase):
                 self.assertEqual(len(jupyter.kernels()), 1)
             self.assertTrue(within(10, lambda: not jupyter.kernels()), jupyter.kernels())
 
+    def test_kernels_of_a_daemon_that_was_killed_are_deleted_by_the_next_one(self):
+        with JupyterServer("endpoint-killed") as jupyter:
+            with suites.Daemon("endpoint-killed", {"AIO_JUPYTER_ENDPOINT": jupyter.url}) as daemon:
+                self.assertEqual(live.Client(daemon.port).run("x = 1", session="s").status, "ok")
+                left = jupyter.kernels()
+                self.assertEqual(len(left), 1)
+                os.killpg(daemon.process.pid, signal.SIGKILL)
+                suites.end(daemon.process)
+                self.assertEqual(len(jupyter.kernels()), 1, "control: nobody deleted it")
+                daemon.start()
+                self.assertTrue(within(15, lambda: not jupyter.kernels()), jupyter.kernels())
+                self.assertEqual(live.Client(daemon.port).run("x = 2", session="t").status, "ok")
+                self.assertEqual(len(jupyter.kernels()), 1, "and no other")
+
     def test_a_server_that_dies_is_an_answer_then_another_backend_then_itself_again(self):
         with JupyterServer("endpoint-dies") as jupyter, suites.Daemon("endpoint-dies", {"AIO_JUPYTER_ENDPOINT": jupyter.url}) as daemon:
             client = live.Client(daemon.port)
@@ -358,6 +396,7 @@ class Ends(unittest.TestCase):
         with suites.Daemon("endpoint-absent", {"AIO_JUPYTER_ENDPOINT": "http://127.0.0.1:%d" % suites.free_port()}) as daemon:
             client = live.Client(daemon.port)
             self.assertIn(client.request("GET", "/v2/code/info").data["backend"], ("kernel", "native"))
+            self.assertEqual(client.health()["confinement"], "external", "it may be there for the next cell")
             self.assertEqual(client.run("print(1)").stdout, "1\n")
 
     def test_a_server_whose_kernels_never_get_ready_is_an_answer_in_time_then_another_backend(self):
@@ -365,12 +404,13 @@ class Ends(unittest.TestCase):
             client = live.Client(daemon.port)
             backend = lambda: client.request("GET", "/v2/code/info").data.get("backend")
             self.assertEqual(backend(), "endpoint")
-            for session in (None, "s", None):
-                answer = client.run("print(1)", session=session, timeout=2)
+            for session, cwd in ((None, None), ("s", None), (None, "/srv"), ("s", None)):
+                answer = client.run("print(1)", session=session, timeout=2, **({"cwd": cwd} if cwd else {}))
                 self.assertEqual((answer.http, answer.status), (200, "error"), str(answer))
                 self.assertEqual(answer.error, "ProcessError: a new kernel of the Jupyter server did not get ready")
                 self.assertLess(answer.seconds, 6)
-            self.assertIn(backend(), ("kernel", "native"))
+            self.assertEqual(backend(), "endpoint", "callers in a hurry say nothing of the server")
+            self.assertTrue(within(45, lambda: backend() in ("kernel", "native")), backend())
             answer = client.run("print(1)")
             self.assertEqual((answer.http, answer.status, answer.stdout), (200, "ok", "1\n"), str(answer))
             self.assertTrue(within(10, lambda: server.deleted == server.started == 3), (server.started, server.deleted))

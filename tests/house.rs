@@ -131,6 +131,7 @@ const LEANINGS: &[(&str, &[&str])] = &[
             "launcher::plan",
             "launcher::posture",
             "space",
+            "store",
             "telemetry",
             "tenant",
             "zygote",

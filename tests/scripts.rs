@@ -1,10 +1,15 @@
+//! The scripts behind the make targets.
+//!
 //! Console scripts of a Python environment, as `scripts/relocate_scripts.py` leaves them, start its interpreter wherever
 //! the environment lies: set-up makes it in one place, sandboxes see it in another.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// A folder that goes with the test.
 struct Scratch(PathBuf);
@@ -106,4 +111,136 @@ fn a_second_time_and_other_programs_change_nothing() {
         assert_eq!(old.1 != new.1, ["plain", "with-option", "long"].contains(&name), "{name}");
         assert_eq!(old.2, new.2, "{name}");
     }
+}
+
+/// This repository's file.
+fn ours(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// A tree in which set-up can run, with an environment of an earlier run, and programs that stand for what it looks for
+/// before it comes to that.
+fn set_up_tree(at: &Path) {
+    for folder in ["scripts", "deploy", "stubs", "target/runtime/python", "target/runtime/python-caches"] {
+        fs::create_dir_all(at.join(folder)).expect("a folder");
+    }
+    for entry in fs::read_dir(ours("scripts")).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        fs::copy(&path, at.join("scripts").join(path.file_name().expect("a name"))).expect("a copy");
+    }
+    for file in ["deploy/python-requirements.txt", "Cargo.toml"] {
+        fs::copy(ours(file), at.join(file)).expect("a copy");
+    }
+    for program in ["cc", "mkfs.ext4", "node", "g++", "jq", "cargo", "apt-get"] {
+        let path = at.join("stubs").join(program);
+        fs::write(&path, "#!/bin/sh\nexit 1\n").expect("a program");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("a mode");
+    }
+    fs::write(at.join("target/runtime/python/marker"), "of before").expect("a file");
+    fs::write(at.join("target/runtime/python.stamp"), "of before\n").expect("a file");
+}
+
+/// In an environment without a home.
+fn bash(tree: &Path) -> Command {
+    let mut command = Command::new("bash");
+    let path = format!("{}:/usr/bin:/bin", tree.join("stubs").display());
+    command.current_dir(tree).env_clear().env("PATH", path);
+    command
+}
+
+#[test]
+fn a_set_up_that_fails_leaves_the_environment_of_before() {
+    let scratch = Scratch::new("setup");
+    let tree = &scratch.0;
+    set_up_tree(tree);
+    // Nobody answers there.
+    let offline = [
+        ("PIP_INDEX_URL", "http://127.0.0.1:9/simple"),
+        ("PIP_RETRIES", "0"),
+        ("PIP_CONFIG_FILE", "/dev/null"),
+    ];
+    for killed_half_way in [false, true] {
+        let runtime = tree.join("target/runtime");
+        if killed_half_way {
+            fs::rename(runtime.join("python"), runtime.join("python.old")).expect("a move");
+        }
+        let done = bash(tree).arg("scripts/setup.sh").envs(offline).output().expect("bash runs");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        assert!(said.contains("pip could not install"), "{said}");
+        assert_eq!(fs::read_to_string(runtime.join("python/marker")).expect("it is there"), "of before");
+        assert_eq!(fs::read_to_string(runtime.join("python.stamp")).expect("it is there"), "of before\n");
+        assert!(!runtime.join("python.new").exists() && !runtime.join("python.old").exists());
+    }
+}
+
+#[test]
+fn scripts_and_make_find_a_home_and_build_where_they_look() {
+    let scratch = Scratch::new("surroundings");
+    set_up_tree(&scratch.0);
+    let tree = fs::canonicalize(&scratch.0).expect("a path");
+    fs::copy(ours("Makefile"), tree.join("Makefile")).expect("a copy");
+    let shown = "echo \"$HOME $CARGO_TARGET_DIR\"";
+    let by_script = format!("set -euo pipefail; . scripts/environment.sh; {shown}");
+    let by_make =
+        format!("make --eval='shown: ; @{}' shown CARGO_TARGET_DIR=/other", shown.replace('$', "$$"));
+    let entry =
+        Command::new("sh").args(["-c", "getent passwd $(id -u) | cut -d: -f6"]).output().expect("sh runs");
+    let home = String::from_utf8(entry.stdout).expect("text").trim().to_owned();
+    let expected = format!("{home} {}/target", tree.display());
+    for command in [by_script, by_make] {
+        let done = bash(&tree).args(["-c", &command]).env("CARGO_TARGET_DIR", "/elsewhere").output();
+        let done = done.expect("bash runs");
+        assert_eq!(String::from_utf8_lossy(&done.stdout).trim(), expected, "{command}: {done:?}");
+    }
+}
+
+/// The demonstration of `make serve`, for a daemon that this process is, told to listen at `port`.
+fn first_execution(port: u16) -> std::process::Child {
+    let mut command = Command::new("python3");
+    command.arg(ours("scripts/first_execution.py")).arg(std::process::id().to_string());
+    command
+        .env("AIO_API_KEY", "a-secret")
+        .env("AIO_PORT", port.to_string())
+        .env("http_proxy", "http://127.0.0.1:9");
+    command.stdout(Stdio::piped()).spawn().expect("python3 runs")
+}
+
+#[test]
+fn the_first_execution_shows_its_key_to_our_own_daemon_alone() {
+    let other = "import socket\ns = socket.create_server(('127.0.0.1', 0))\nprint(s.getsockname()[1], flush=True)\n\
+                 while True: print(s.accept()[0].recv(65536), flush=True)";
+    let mut other =
+        Command::new("python3").args(["-c", other]).stdout(Stdio::piped()).spawn().expect("python3 runs");
+    let mut said = BufReader::new(other.stdout.take().expect("it is piped"));
+    let mut port = String::new();
+    said.read_line(&mut port).expect("it listens");
+    let port: u16 = port.trim().parse().expect("a port");
+    let mut told = first_execution(port);
+    std::thread::sleep(Duration::from_secs(3));
+    told.kill().and_then(|()| told.wait()).expect("it waits still");
+    other.kill().and_then(|()| other.wait()).expect("it listens still");
+    let mut heard = String::new();
+    said.read_to_string(&mut heard).expect("text");
+    assert_eq!(heard, "", "somebody else's port was spoken to");
+
+    // Control: what listens at the same setting and is ours is told.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let told = first_execution(port);
+    let mut keys = Vec::new();
+    for _ in 0..3 {
+        let (mut stream, _) = listener.accept().expect("it asks");
+        let mut text = [0; 4096];
+        let read = stream.read(&mut text).expect("a request");
+        keys.push(String::from_utf8_lossy(&text[..read]).contains("a-secret"));
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+            .expect("an answer");
+    }
+    assert_eq!(keys, [false, true, true], "health needs none");
+    let shown = String::from_utf8(told.wait_with_output().expect("it ends").stdout).expect("text");
+    assert!(
+        shown.contains(&format!("caisson answers at http://{}", listener.local_addr().expect("bound"))),
+        "{shown}"
+    );
 }

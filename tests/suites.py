@@ -128,18 +128,24 @@ class Daemon:
         self.port = free_port()
         self.url = "http://127.0.0.1:%d" % self.port
         self.log_path = os.path.join(LOGS, self.name + ".daemon.log")
+        open(self.log_path, "wb").close()
         try:
-            with open(self.log_path, "wb") as log:
-                argv = [*self.before, BINARY, "serve", "--data-dir", os.path.join(self.scratch, "data"), "--listen", "127.0.0.1:%d" % self.port]
-                if self.account:
-                    os.chown(self.scratch, self.account, self.account)
-                    argv = [*as_account(self.account), *argv]
-                self.process = start([*argv, *self.args], log, clean_env(**self.env))
-            self.wait_until_healthy()
+            if self.account:
+                os.chown(self.scratch, self.account, self.account)
+            self.start()
         except BaseException:
             self.__exit__()
             raise
         return self
+
+    def start(self):
+        """Also once more, over the same data."""
+        with open(self.log_path, "ab") as log:
+            argv = [*self.before, BINARY, "serve", "--data-dir", os.path.join(self.scratch, "data"), "--listen", "127.0.0.1:%d" % self.port]
+            if self.account:
+                argv = [*as_account(self.account), *argv]
+            self.process = start([*argv, *self.args], log, clean_env(**self.env))
+        self.wait_until_healthy()
 
     def wait_until_healthy(self):
         deadline = time.monotonic() + self.start_s

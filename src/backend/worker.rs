@@ -2,10 +2,11 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::backend::endpoint::{Endpoint, EndpointError, RemoteKernel, RemoteOutcome};
+use crate::backend::endpoint::{Endpoint, EndpointError, Gone, RemoteKernel, RemoteOutcome};
 use crate::backend::native::Native;
 use crate::engine::Refusal;
 use crate::harness::interpreter::{Cell, CellLimits, Interpreter, Provenance};
@@ -47,6 +48,14 @@ impl Worker {
         match self {
             Worker::Local(interpreter) => Some(interpreter.provenance()),
             Worker::Remote(_) => None,
+        }
+    }
+
+    /// Looks whether it is still there after its last cell. Of a local one that is known: its end is told.
+    pub async fn revisit(self) -> Result<Worker, Gone> {
+        match self {
+            Worker::Local(_) => Ok(self),
+            Worker::Remote(kernel) => kernel.revisit().await.map(Worker::Remote),
         }
     }
 
@@ -112,18 +121,20 @@ impl Workers {
         }
     }
 
-    /// A worker of its own for somebody, started in `cwd`.
+    /// A worker of its own for somebody, started in `cwd`. What a server takes to refuse a `cwd` is waited for no longer
+    /// than `time_max`.
     pub async fn obtain(
         &self,
         source: &Source,
         cwd: Option<&str>,
+        time_max: Duration,
         taken_for: TakenFor,
     ) -> Result<Worker, NotObtained> {
         let plan = match (source, &self.endpoint) {
             (Source::Local(plan), _) => Some(*plan),
             (Source::Remote { otherwise, .. }, None) => *otherwise,
             (Source::Remote { kernel, otherwise }, Some(endpoint)) => {
-                match endpoint.start(Some(kernel), cwd).await {
+                match endpoint.start(Some(kernel), cwd, time_max).await {
                     Ok(kernel) => return Ok(Worker::Remote(kernel)),
                     Err(EndpointError::Unreachable) => *otherwise,
                     Err(EndpointError::NotADirectory { cwd }) => {

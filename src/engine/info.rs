@@ -39,6 +39,11 @@ pub struct Backends {
     pub kernels: Vec<String>,
     /// The Jupyter server that answers, without its token.
     pub endpoint: Option<String>,
+    /// Whether Python cells of the code routes run at an external Jupyter server while it answers, which may be with the
+    /// next one.
+    pub code_may_leave: bool,
+    /// The same of cells of the Jupyter routes.
+    pub jupyter_may_leave: bool,
 }
 
 /// Facts about kernels, for one tenant.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::watch;
 
-use crate::backend::endpoint::Endpoint;
+use crate::backend::endpoint::{Endpoint, Gone};
 use crate::backend::native::Native;
 use crate::backend::select;
 use crate::backend::worker::{NotObtained, Source, Worker, Workers, run_once};
@@ -132,7 +132,7 @@ impl Engine {
         let engine = Arc::new(Engine {
             workers: Workers {
                 native: Native::new(launcher, slots),
-                endpoint: config.endpoint.clone().map(|endpoint| Arc::new(Endpoint::new(endpoint))),
+                endpoint: config.endpoint.clone().map(|at| Arc::new(Endpoint::new(at, store.clone()))),
             },
             tenants: Tenants::new(store.clone()),
             admission: Admission::new(config.cell_quota()),
@@ -144,7 +144,10 @@ impl Engine {
         tokio::spawn(Arc::clone(&engine).prefill());
         if let Some(endpoint) = engine.workers.endpoint.clone() {
             // So that what we say of ourselves is true before the first cell.
-            tokio::spawn(async move { endpoint.probe().await });
+            tokio::spawn(async move {
+                endpoint.probe().await;
+                endpoint.sweep().await;
+            });
         }
         engine
     }
@@ -250,20 +253,29 @@ impl Engine {
 
     /// What runs what. Answers without a launcher too.
     pub fn backends(&self) -> Backends {
-        let Some(hello) = self.workers.native.last_hello() else { return Backends::default() };
         let choice = self.config.code_backend;
+        let leaves = |runner| {
+            self.workers.endpoint.is_some() && select::may_be_remote(choice, Language::Python, &runner)
+        };
+        let elsewhere = Backends {
+            code_may_leave: leaves(Runner::Chosen),
+            jupyter_may_leave: leaves(Runner::Kernel(None)),
+            ..Backends::default()
+        };
+        let Some(hello) = self.workers.native.last_hello() else { return elsewhere };
         let (python, kernels) = (select::python_backend(&hello, choice), select::kernels(&hello));
         let endpoint = self.workers.endpoint.as_ref();
         let remote = endpoint.map(|endpoint| endpoint.kernels_seen()).unwrap_or_default();
         if remote.is_empty() {
             let jupyter = (!kernels.is_empty()).then_some("kernel");
-            return Backends { python, jupyter, kernels, endpoint: None };
+            return Backends { python, jupyter, kernels, ..elsewhere };
         }
         Backends {
             python: if choice == CodeBackend::Auto { Some("endpoint") } else { python },
             jupyter: Some("endpoint"),
             kernels: remote,
             endpoint: endpoint.map(|endpoint| endpoint.shown()),
+            ..elsewhere
         }
     }
 
@@ -369,7 +381,8 @@ impl Engine {
         self.workers.native.cell_starts();
         let source = settled.source(&request.code, request.strict)?;
         let watch = Stopwatch::start();
-        let worker = match self.workers.obtain(&source, request.cwd.as_deref(), TakenFor::Once).await {
+        let (cwd, time_max) = (request.cwd.as_deref(), request.timeout);
+        let worker = match self.workers.obtain(&source, cwd, time_max, TakenFor::Once).await {
             Ok(worker) => worker,
             Err(NotObtained::Refused(refusal)) => return Err(refusal),
             Err(NotObtained::Failed(why)) => return Ok(self.cannot_run(request, None, 1, why)),
@@ -448,7 +461,7 @@ impl Engine {
         let Ok(turn) = session.turn().await else { return Ok(()) };
         if session.birth.cwd.is_some() && matches!(session.begin(&turn), Begun::MustStart) {
             let source = settled.source("", false)?;
-            match self.obtain(session, &source).await {
+            match self.obtain(session, &source, self.config.timeout_default).await {
                 Ok(worker) => session.finish(Some(worker)),
                 Err(NotObtained::Refused(refusal)) => return Err(refusal),
                 // Its first cell tries again, and says what it meets.
@@ -462,8 +475,14 @@ impl Engine {
     }
 
     /// A worker for a session. A folder that is none ends the session: it would be refused for ever.
-    async fn obtain(&self, session: &Arc<Session>, source: &Source) -> Result<Worker, NotObtained> {
-        let obtained = self.workers.obtain(source, session.birth.cwd.as_deref(), TakenFor::Session).await;
+    async fn obtain(
+        &self,
+        session: &Arc<Session>,
+        source: &Source,
+        time_max: Duration,
+    ) -> Result<Worker, NotObtained> {
+        let cwd = session.birth.cwd.as_deref();
+        let obtained = self.workers.obtain(source, cwd, time_max, TakenFor::Session).await;
         if let Err(not_obtained) = &obtained {
             session.finish(None);
             let is_new = session.next_count() == 1 && !session.birth.up_front;
@@ -573,11 +592,24 @@ struct SessionRun {
 }
 
 impl SessionRun {
+    /// The session's worker, if it is still there.
+    async fn revisit(&self, worker: Worker) -> Option<Worker> {
+        let revisited = worker.revisit().await;
+        if let Err(Gone::Ended) = revisited {
+            self.session.note_loss("the Jupyter server ended the kernel");
+        }
+        revisited.ok()
+    }
+
     async fn run(self, begun: Begun<Worker>) -> Result<Execution, Refusal> {
         self.engine.workers.native.cell_starts();
-        let worker = match begun {
-            Begun::Ready(worker) => worker,
-            _ => match self.engine.obtain(&self.session, &self.source).await {
+        let kept = match begun {
+            Begun::Ready(worker) => self.revisit(worker).await,
+            _ => None,
+        };
+        let worker = match kept {
+            Some(worker) => worker,
+            None => match self.engine.obtain(&self.session, &self.source, self.request.timeout).await {
                 Ok(worker) => worker,
                 Err(NotObtained::Refused(refusal)) => return Err(refusal),
                 Err(NotObtained::Failed(why)) => {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequest, Request};
+use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::http::{StatusCode, header};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -23,10 +23,6 @@ pub(crate) const LARGE_JSON_BYTES_MAX: usize = 50 * 1024 * 1024;
 pub(crate) const CODE_BYTES_MAX: usize = 15 * 1024 * 1024;
 /// Longest a body may take to arrive.
 const READ_TIME_MAX: Duration = Duration::from_secs(60);
-/// How much more of a body that is too large is still read, so that its sender sees the answer rather than
-/// a reset connection.
-const DISCARDED_BYTES_MAX: usize = 16 * 1024 * 1024;
-
 /// A JSON body as it came; empty when there was none.
 pub(crate) struct JsonBytes(pub(crate) Bytes);
 
@@ -63,9 +59,7 @@ pub(crate) async fn read_large(head: &Parts, body: Body) -> Result<LargeJsonByte
 }
 
 async fn whole(head: &Parts, body: Body, bytes_max: usize) -> Result<(Bytes, Option<Arrived>), Response> {
-    let asks_first = head.headers.contains_key(header::EXPECT);
-    let seat = head.extensions.get::<Seat>();
-    let read = read(body, bytes_max, asks_first, seat);
+    let read = read(body, bytes_max, head.extensions.get::<Seat>());
     let outcome = tokio::time::timeout(READ_TIME_MAX, read).await.unwrap_or(Err(Unread::TooSlow));
     outcome.map_err(|unread| unread.refused().answer(head.uri.path()))
 }
@@ -100,44 +94,31 @@ impl Unread {
 async fn read(
     mut body: Body,
     bytes_max: usize,
-    asks_first: bool,
     seat: Option<&Seat>,
 ) -> Result<(Bytes, Option<Arrived>), Unread> {
-    let declared = body.size_hint().lower();
-    let discarded_max = bytes_max.saturating_add(DISCARDED_BYTES_MAX);
-    if declared > bytes_max as u64 && (asks_first || declared > discarded_max as u64) {
+    if body.size_hint().lower() > bytes_max as u64 {
         return Err(Unread::TooLarge { bytes_max });
     }
     let mut whole = Bytes::new();
     let mut joined = BytesMut::new();
     let mut seen = 0_usize;
     let mut arrived = seat.and_then(Seat::arriving);
-    let mut no_room = None;
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|_| Unread::Broken)?.into_data() else { continue };
         seen += data.len();
-        // What is discarded takes no memory.
-        let grown = arrived.as_mut().map_or(Ok(()), |arrived| arrived.grow(seen.min(bytes_max)));
-        if let Err(refused) = grown {
-            (no_room, arrived) = (Some(refused), None);
-            (whole, joined) = (Bytes::new(), BytesMut::new());
+        if seen > bytes_max {
+            return Err(Unread::TooLarge { bytes_max });
         }
-        match seen {
-            _ if seen > discarded_max => break,
-            _ if seen > bytes_max || no_room.is_some() => {}
-            // Most bodies are one frame, which is handed on as it is.
-            _ if whole.is_empty() && joined.is_empty() => whole = data,
-            _ => {
-                joined.extend_from_slice(&std::mem::take(&mut whole));
-                joined.extend_from_slice(&data);
-            }
+        if let Some(arrived) = &mut arrived {
+            arrived.grow(seen).map_err(Unread::NoRoom)?;
         }
-    }
-    if seen > bytes_max {
-        return Err(Unread::TooLarge { bytes_max });
-    }
-    if let Some(refused) = no_room {
-        return Err(Unread::NoRoom(refused));
+        // Most bodies are one frame, which is handed on as it is.
+        if whole.is_empty() && joined.is_empty() {
+            whole = data;
+        } else {
+            joined.extend_from_slice(&std::mem::take(&mut whole));
+            joined.extend_from_slice(&data);
+        }
     }
     let whole = if joined.is_empty() { whole } else { joined.freeze() };
     Ok((whole, arrived))

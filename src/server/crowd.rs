@@ -72,7 +72,7 @@ struct Holding {
 struct Member {
     phase: Phase,
     asked: Arc<Notify>,
-    /// Whose key it has shown first.
+    /// Whose key its last request with one has shown.
     tenant: Option<TenantId>,
     untaken_bytes: usize,
     /// Since when there have been such.
@@ -190,7 +190,9 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    /// Counts the connection as one of the tenant's from now on, unless the tenant has its share.
+    /// Counts the connection as one of the tenant's until a request of another one comes, unless the tenant has its
+    /// share. What the request brings and is answered is counted as the tenant's too: a proxy's connections have requests
+    /// of many.
     pub(super) fn claim(&self, tenant: &TenantId) -> Result<(), Refused> {
         let mut members = self.crowd.members();
         let held = members.tenants.get(tenant);
@@ -200,15 +202,16 @@ impl Seat {
             let message = format!("Answers of {} MiB wait to be read", max / (1024 * 1024));
             return Err(Refused::new(StatusCode::TOO_MANY_REQUESTS, message).hint("read them first"));
         }
-        let Some(member) = members.by_id.get_mut(&self.id).filter(|member| member.tenant.is_none()) else {
-            return Ok(());
-        };
+        let is_anothers = |member: &&mut Member| member.tenant.as_ref() != Some(tenant);
+        let Some(member) = members.by_id.get_mut(&self.id).filter(is_anothers) else { return Ok(()) };
         let max = self.crowd.of_tenant_max;
         if connections >= max {
             let message = format!("Maximum number of connections ({max}) reached");
             return Err(Refused::new(StatusCode::TOO_MANY_REQUESTS, message).hint("close some first"));
         }
-        member.tenant = Some(tenant.clone());
+        if let Some(before) = member.tenant.replace(tenant.clone()) {
+            members.change(&before, |holding| holding.connections -= 1);
+        }
         members.change(tenant, |holding| holding.connections += 1);
         Ok(())
     }
@@ -425,6 +428,24 @@ mod tests {
         drop(pieces);
         assert_eq!(told(one.seat().claim(&ours)), Ok(()));
         drop((small, one, three));
+        assert!(crowd.members().tenants.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_connection_counts_for_the_tenant_whose_request_it_brings() {
+        let crowd = Arc::new(Crowd::new(8, 1, COUNTED_BYTES_LEAST));
+        let (ours, theirs) = (TenantId("a".to_owned()), TenantId("b".to_owned()));
+        let (proxy, own) = tokio::join!(crowd.admit(Phase::new()), crowd.admit(Phase::new()));
+        let is_full = |place: &Place| place.seat().arriving().unwrap().grow(COUNTED_BYTES_LEAST).is_err();
+        assert!(proxy.seat().claim(&theirs).is_ok() && proxy.seat().claim(&ours).is_ok());
+        let mut body = proxy.seat().arriving().unwrap();
+        assert!(body.grow(COUNTED_BYTES_LEAST).is_ok());
+        assert!(is_full(&proxy), "it is ours");
+        assert!(own.seat().claim(&ours).is_err(), "and so is the connection");
+        assert!(own.seat().claim(&theirs).is_ok() && !is_full(&own), "none of it is theirs any more");
+        drop(body);
+        assert!(!is_full(&proxy));
+        drop((proxy, own));
         assert!(crowd.members().tenants.is_empty());
     }
 

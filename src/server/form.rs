@@ -25,11 +25,6 @@ const EPILOGUE_BYTES_MAX: usize = 16 * 1024;
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// How long a form may stand still.
 const IDLE_MAX: Duration = Duration::from_secs(60);
-/// How much of a form that nobody wants any more is still read, so that its sender sees the answer.
-const DISCARDED_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// How long that may take.
-const DISCARD_TIME_MAX: Duration = Duration::from_secs(10);
-
 /// Why a form was not read.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unread {
@@ -137,11 +132,6 @@ impl Form {
         Ok(fits.then_some(content))
     }
 
-    /// Reads on for a while although nobody wants it any more.
-    pub(crate) async fn discard(mut self) {
-        discard(&mut self.body).await;
-    }
-
     /// What certainly stands before the next delimiter; nothing once that is passed.
     async fn up_to_delimiter(&mut self) -> Result<Option<Bytes>, Unread> {
         let length = self.delimiter.needle().len();
@@ -212,21 +202,6 @@ impl Form {
         }
         Ok(())
     }
-}
-
-/// Reads on for a while in a body that nobody wants any more.
-pub(crate) async fn discard(body: &mut Body) {
-    let rest = async {
-        let mut seen = 0;
-        while let Some(Ok(frame)) = body.frame().await {
-            seen += frame.data_ref().map_or(0, Bytes::len);
-            if seen > DISCARDED_BYTES_MAX {
-                return;
-            }
-        }
-    };
-    // What is left then is cut off with the connection.
-    let _ = tokio::time::timeout(DISCARD_TIME_MAX, rest).await;
 }
 
 impl Part {

@@ -113,7 +113,8 @@ struct HealthResponse {
     version: &'static str,
     server: &'static str,
     revision: &'static str,
-    /// `sandbox`; `external` while an external Jupyter server runs cells, which the posture says nothing of.
+    /// `sandbox`; `external` where cells may run at an external Jupyter server, of which the posture says nothing. The
+    /// warnings say which.
     confinement: &'static str,
     /// What confines a sandbox here, as measured; null until that is known.
     #[schema(value_type = Option<Object>)]
@@ -170,7 +171,7 @@ fn health_body(state: &AppState) -> HealthResponse {
         version: VERSION,
         server: "caisson",
         revision: revision(),
-        confinement: confinement(&backends),
+        confinement: confinement(may_leave(&backends)),
         posture: hello.as_deref().map(posture_table),
         slots: json!({ "max": stats.slots_max, "ready": ready }),
         sandboxes: json!({ "live": stats.sandboxes_live }),
@@ -186,19 +187,25 @@ fn health_body(state: &AppState) -> HealthResponse {
     }
 }
 
-/// What confines the cells. None of our layers holds at an external Jupyter server.
-fn confinement(backends: &Backends) -> &'static str {
-    if external(backends).is_some() { "external" } else { "sandbox" }
+/// What confines cells: `external` where they may run at a Jupyter server, at which none of our layers holds.
+pub(super) fn confinement(may_leave: bool) -> &'static str {
+    if may_leave { "external" } else { "sandbox" }
+}
+
+/// Whether any cells may run there.
+fn may_leave(backends: &Backends) -> bool {
+    backends.code_may_leave || backends.jupyter_may_leave
 }
 
 /// A warning about cells that run elsewhere.
-fn external(backends: &Backends) -> Option<&'static str> {
-    match (backends.python, backends.jupyter) {
-        (Some("endpoint"), _) => {
-            Some("Python cells run at an external Jupyter server, where none of the layers here holds")
-        }
-        (_, Some("endpoint")) => Some(
-            "cells of the Jupyter routes run at an external Jupyter server, where none of the layers here holds",
+pub(super) fn external(backends: &Backends) -> Option<&'static str> {
+    match (backends.code_may_leave, backends.jupyter_may_leave) {
+        (true, _) => Some(
+            "Python cells run at an external Jupyter server while it answers, where none of the layers here holds",
+        ),
+        (_, true) => Some(
+            "cells of the Jupyter routes run at an external Jupyter server while it answers, where none of the layers \
+             here holds",
         ),
         _ => None,
     }
@@ -349,7 +356,7 @@ fn isolation(hello: Option<&Hello>, backends: &Backends) -> Value {
     let Some(hello) = hello else { return Value::Null };
     let warnings = hello.warnings.iter().map(String::as_str).chain(external(backends));
     json!({
-        "confinement": confinement(backends),
+        "confinement": confinement(may_leave(backends)),
         "posture": hello.posture.posture.name(),
         "root": hello.posture.root,
         "layers": hello.posture.layers,

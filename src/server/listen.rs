@@ -26,6 +26,7 @@ use tower::ServiceExt;
 use super::auth::Known;
 use super::crowd::{BODIES_BYTES_MAX, COUNTED_BYTES_LEAST, Crowd, Place, Seat};
 use super::patience::{Patient, Phase};
+use super::unread::taken_when_dropped;
 use super::{App, AppState, app};
 
 /// What connections are held to.
@@ -179,7 +180,7 @@ async fn connection(stream: TcpStream, phase: Phase, shared: Arc<Shared>, watche
         .map_request(move |mut request: hyper::Request<Incoming>| {
             begun.begin();
             request.extensions_mut().insert(seat.clone());
-            request.map(Body::new)
+            taken_when_dropped(request, begun.clone())
         })
         .map_response(move |response| {
             ended.end(response.extensions().get::<Known>().is_some());

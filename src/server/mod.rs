@@ -49,6 +49,7 @@ mod request_log;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod unread;
 mod wired;
 
 pub use code::CodeEngine;
@@ -86,7 +87,8 @@ impl AppState {
     pub fn new(config: Arc<Config>, code: Arc<dyn CodeEngine>, commands: Arc<Commands>) -> AppState {
         let keyring = auth::Keyring::new(&config);
         let guard = keyring.is_open().then(|| guard::Guard::new(&config));
-        let documents = openapi::Documents::of(routes(&config).into_openapi());
+        let external = info::external(&code.backends());
+        let documents = openapi::Documents::of(routes(&config).into_openapi(), external);
         let inner = Inner {
             rates: rates::Rates::new(config.librechat.rates),
             mcp: mcp::Mcp::new(&config),

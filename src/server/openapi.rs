@@ -27,8 +27,13 @@ pub(crate) struct Documents {
 }
 
 impl Documents {
-    pub(crate) fn of(mut document: OpenApi) -> Documents {
+    /// `external`: the warning about cells that run elsewhere, which the description is to carry.
+    pub(crate) fn of(mut document: OpenApi, external: Option<&str>) -> Documents {
         name_apart(&mut document);
+        if let Some(external) = external {
+            let said = document.info.description.take().unwrap_or_default();
+            document.info.description = Some(format!("{said}. But {external}."));
+        }
         let mut v2 = document.clone();
         v2.paths.paths.retain(|path, _| path.starts_with("/v2/"));
         Documents { whole: render(&document), v2: render(&v2) }

@@ -74,6 +74,16 @@ impl Phase {
         state.enter(if is_known { Stage::Waiting } else { Stage::WaitingForStranger });
     }
 
+    /// The rest of a body that was answered already has come: what is read next is the next head, and no part of it has
+    /// been.
+    pub(super) fn rest_taken(&self) {
+        let mut state = self.state();
+        if state.stage == Stage::Head {
+            let next = if state.is_known { Stage::Waiting } else { Stage::WaitingForStranger };
+            state.enter(next);
+        }
+    }
+
     fn is_busy(&self) -> bool {
         self.state().stage == Stage::Busy
     }

@@ -6,10 +6,10 @@ use rusqlite::Connection;
 use crate::store::StoreError;
 
 /// Version of the tables below, kept in the file.
-const VERSION: i64 = 2;
+const VERSION: i64 = 3;
 
 /// One step from each version to the next; a new file takes them all.
-const STEPS: [&str; VERSION as usize] = [FIRST, OBJECTS];
+const STEPS: [&str; VERSION as usize] = [FIRST, OBJECTS, ENDPOINT];
 
 const FIRST: &str = "
 CREATE TABLE spaces (
@@ -113,6 +113,18 @@ CREATE TABLE object_removals (
 ) STRICT;
 ";
 
+/// Kernels at an external Jupyter server that are ours to delete.
+const ENDPOINT: &str = "
+CREATE TABLE endpoint_kernels (
+    -- Its URL, without the token.
+    server TEXT NOT NULL,
+    kernel TEXT NOT NULL,
+    -- The daemon's life that started it: those of others are to be deleted.
+    life TEXT NOT NULL,
+    PRIMARY KEY (server, kernel)
+) STRICT, WITHOUT ROWID;
+";
+
 /// Sets the connection up and brings the tables to this build's version.
 pub(super) fn prepare(connection: &mut Connection) -> Result<(), StoreError> {
     // WAL: a killed daemon loses no committed row. NORMAL: only a power cut can take the newest ones.
@@ -149,11 +161,17 @@ mod tests {
         rows.map(Result::unwrap).collect()
     }
 
-    fn first_version() -> Connection {
+    fn of_version(version: usize) -> Connection {
         let connection = Connection::open_in_memory().unwrap();
-        connection.execute_batch(FIRST).unwrap();
-        connection.pragma_update(None, "user_version", 1).unwrap();
+        for step in &STEPS[..version] {
+            connection.execute_batch(step).unwrap();
+        }
+        connection.pragma_update(None, "user_version", version as i64).unwrap();
         connection
+    }
+
+    fn first_version() -> Connection {
+        of_version(1)
     }
 
     #[test]
@@ -201,9 +219,29 @@ mod tests {
         };
         let mut new = Connection::open_in_memory().unwrap();
         prepare(&mut new).unwrap();
-        let mut old = first_version();
-        prepare(&mut old).unwrap();
-        assert_eq!(tables(&new), tables(&old));
+        for version in 1..STEPS.len() {
+            let mut old = of_version(version);
+            prepare(&mut old).unwrap();
+            assert_eq!(tables(&new), tables(&old), "{version}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_the_second_version_keeps_its_rows_and_takes_kernels() {
+        let mut connection = of_version(2);
+        connection
+            .execute_batch(
+                "INSERT INTO spaces (tenant) VALUES ('a');
+                 INSERT INTO object_sessions (id, kind, tenant, touched_ms) VALUES ('s', 'storage', 'a', 7);",
+            )
+            .unwrap();
+        prepare(&mut connection).expect("migrated");
+        assert_eq!(numbers(&connection), [(1, Some("a".to_owned()))]);
+        let kept: (String, i64) = connection
+            .query_row("SELECT id, touched_ms FROM object_sessions", [], |row| Ok((row.get(0)?, row.get(1)?)))
+            .unwrap();
+        assert_eq!(kept, ("s".to_owned(), 7));
+        connection.execute("INSERT INTO endpoint_kernels VALUES ('http://h', 'k', 'l')", []).unwrap();
     }
 
     #[test]

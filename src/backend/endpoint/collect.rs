@@ -23,6 +23,10 @@ const OUTPUTS_MAX: usize = 20_000;
 /// Longest `display_id`, in bytes, and most displays that share one. Beyond it a display cannot be updated.
 const DISPLAY_ID_BYTES_MAX: usize = 1_000;
 const DISPLAYS_PER_ID_MAX: usize = 64;
+/// Most such names of one cell.
+const DISPLAY_NAMES_MAX: usize = 10_000;
+/// Most that a cell may publish beside text. An update, or what is cleared again, costs it nothing of its cap.
+const PUBLISHED_MAX: usize = 60_000;
 /// Most lines of a traceback that are read, from its end.
 const TRACEBACK_LINES_MAX: usize = 10_000;
 
@@ -106,6 +110,7 @@ pub(super) struct Collector {
     outputs: Vec<Output>,
     /// Where displays of an id are, and what they cost.
     displays: HashMap<String, Vec<(usize, usize)>>,
+    published: usize,
     chars_kept: usize,
     /// What still gets through once the cap is reached, in characters.
     tail_chars_left: usize,
@@ -156,6 +161,7 @@ impl Collector {
             execution_count,
             outputs: Vec::new(),
             displays: HashMap::new(),
+            published: 0,
             chars_kept: 0,
             tail_chars_left: TAIL_CHARS_MAX,
             noted: false,
@@ -193,14 +199,26 @@ impl Collector {
     pub(super) fn take(&mut self, kind: &str, content: &[u8]) {
         match kind {
             "stream" => self.take_stream(content),
-            "display_data" | "execute_result" | "update_display_data" => self.take_display(kind, content),
+            "display_data" | "execute_result" | "update_display_data" | "clear_output" | "error" => {
+                if self.published == PUBLISHED_MAX {
+                    return self.truncate();
+                }
+                self.published += 1;
+                self.take_published(kind, content);
+            }
+            _ => {}
+        }
+    }
+
+    fn take_published(&mut self, kind: &str, content: &[u8]) {
+        match kind {
             "clear_output" => self.take_clear(content),
             "error" => {
                 if let Some(error) = read(content) {
                     self.error(error);
                 }
             }
-            _ => {}
+            _ => self.take_display(kind, content),
         }
     }
 
@@ -217,7 +235,7 @@ impl Collector {
 
     fn error(&mut self, error: ErrorIn) {
         self.settle_clear();
-        let chars_left = self.chars_left().max(self.tail_chars_left);
+        let chars_left = self.room();
         let mut budget = Budget { chars_left, cut: false };
         let traceback = Vec::from(error.traceback.0);
         let error = budget.cut_error(ErrorOutput { ename: error.ename, evalue: error.evalue, traceback });
@@ -278,17 +296,14 @@ impl Collector {
         }
         self.settle_clear();
         let chars = display.chars();
-        if chars > self.chars_left().max(self.tail_chars_left) {
+        if chars > self.room() {
             self.truncate();
             return;
         }
         let Some((data, metadata)) = display.bundles() else { return };
         self.charge(chars);
-        if let Some(id) = id.clone() {
-            let places = self.displays.entry(id).or_default();
-            if places.len() < DISPLAYS_PER_ID_MAX {
-                places.push((self.outputs.len(), chars));
-            }
+        if let Some(id) = id.as_deref().filter(|_| self.outputs.len() < OUTPUTS_MAX) {
+            self.name_next(id, chars);
         }
         let execution_count = self.execution_count;
         let output = match kind {
@@ -296,6 +311,20 @@ impl Collector {
             _ => Output::DisplayData { data, metadata },
         };
         self.push(output, chars, id);
+    }
+
+    /// Books that the next output is a display of that id.
+    fn name_next(&mut self, id: &str, chars: usize) {
+        let place = (self.outputs.len(), chars);
+        if let Some(places) = self.displays.get_mut(id) {
+            if places.len() < DISPLAYS_PER_ID_MAX {
+                places.push(place);
+            }
+            return;
+        }
+        if self.displays.len() < DISPLAY_NAMES_MAX {
+            self.displays.insert(id.to_owned(), vec![place]);
+        }
     }
 
     /// Shows something else where the displays of that id are.
@@ -342,12 +371,18 @@ impl Collector {
             let feed = Feed { watcher: self.feed.watcher.take(), chars_left: self.feed.chars_left };
             let expected = self.expected.take();
             let fresh = Collector::with_feed(self.chars_max, self.execution_count, feed);
-            *self = Collector { expected, ..fresh };
+            *self = Collector { expected, published: self.published, ..fresh };
         }
     }
 
     fn chars_left(&self) -> usize {
         self.chars_max.saturating_sub(self.chars_kept)
+    }
+
+    /// Characters of the largest thing that can still be kept whole.
+    fn room(&self) -> usize {
+        let of_cap = if self.noted { 0 } else { self.chars_left() };
+        of_cap.max(self.tail_chars_left)
     }
 
     /// Books characters of something that is kept whole, or says that it cannot be.
@@ -458,6 +493,57 @@ mod tests {
 
     fn display(kind: &'static str, text: &str, id: &str) -> (&'static str, Value) {
         (kind, json!({"data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": id}}))
+    }
+
+    fn take(collector: &mut Collector, (kind, content): (&str, Value)) {
+        collector.take(kind, content.to_string().as_bytes());
+    }
+
+    #[test]
+    fn names_of_displays_take_a_bounded_part_of_memory() {
+        let mut collector = Collector::new(2_000_000, 3, None);
+        for number in 0..OUTPUTS_MAX + 10_000 {
+            let id = format!("{number}{}", "x".repeat(DISPLAY_ID_BYTES_MAX - 10));
+            take(&mut collector, display("display_data", "", &id));
+        }
+        assert_eq!(collector.displays.len(), DISPLAY_NAMES_MAX);
+        // Names that share a place with nothing shown are none.
+        let mut collector = Collector::new(2_000_000, 3, None);
+        for number in 0..OUTPUTS_MAX + 10 {
+            let id = if number < OUTPUTS_MAX { String::new() } else { number.to_string() };
+            take(&mut collector, display("display_data", "", &id));
+        }
+        assert_eq!(collector.displays.len(), 1);
+        let mut collector = Collector::new(2_000_000, 3, None);
+        take(&mut collector, display("display_data", "", "0"));
+        take(&mut collector, display("update_display_data", "new", "0"));
+        assert_eq!(collector.into_outputs(|_| {})[0], plain("new"), "control");
+    }
+
+    #[test]
+    fn what_a_cell_publishes_beside_text_is_counted() {
+        let mut collector = Collector::new(100, 3, None);
+        take(&mut collector, display("display_data", "a", "id"));
+        for _ in 1..PUBLISHED_MAX - 1 {
+            take(&mut collector, ("clear_output", json!({"wait": true})));
+        }
+        take(&mut collector, display("display_data", "b", "id"));
+        take(&mut collector, display("update_display_data", "never", "id"));
+        take(&mut collector, text("stdout", "text"));
+        let note = stream(Stream::Stderr, "[output truncated at 100 characters]");
+        assert_eq!(collector.into_outputs(|_| {})[..2], [plain("b"), note], "also across clearings");
+    }
+
+    #[test]
+    fn behind_the_note_only_what_is_small_is_kept() {
+        let large = "x".repeat(TAIL_CHARS_MAX * 2);
+        let mut collector = Collector::new(TAIL_CHARS_MAX * 4, 3, None);
+        take(&mut collector, display("display_data", &"x".repeat(TAIL_CHARS_MAX * 5), "id"));
+        for _ in 0..10 {
+            take(&mut collector, display("display_data", &large, "id"));
+        }
+        take(&mut collector, display("display_data", "small", "id"));
+        assert_eq!(collector.into_outputs(|_| {})[1..], [plain("small")]);
     }
 
     const NOTE: &str = "[output truncated at 10 characters]";

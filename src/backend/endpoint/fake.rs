@@ -19,6 +19,7 @@ use tokio_tungstenite::tungstenite::http::HeaderValue;
 
 use super::message::{Form, SUBPROTOCOL, join};
 use super::{Endpoint, EndpointConfig};
+use crate::store::Store;
 
 pub(super) const TOKEN: &str = "a-token-of-tests";
 
@@ -104,6 +105,8 @@ struct Shared {
 pub(super) struct Fake {
     shared: Arc<Shared>,
     port: u16,
+    config: EndpointConfig,
+    store: Store,
     task: JoinHandle<()>,
 }
 
@@ -129,9 +132,16 @@ impl Fake {
             connections: AtomicUsize::new(0),
         });
         let task = tokio::spawn(accept(listener, Arc::clone(&shared)));
+        let store = Store::in_memory().expect("a store in memory");
         let url = format!("http://127.0.0.1:{port}/base/?token={TOKEN}");
         let config = EndpointConfig::parse(&url, None).expect("a URL of our own");
-        (Fake { shared, port, task }, Endpoint::new(config))
+        let endpoint = Endpoint::new(config.clone(), store.clone());
+        (Fake { shared, port, config, store, task }, endpoint)
+    }
+
+    /// What its endpoint was made of.
+    pub(super) fn settings(&self) -> (EndpointConfig, Store) {
+        (self.config.clone(), self.store.clone())
     }
 
     pub(super) fn port(&self) -> u16 {

@@ -26,7 +26,7 @@ use crate::backend::endpoint::collect::{Collector, ReplyIn};
 use crate::backend::endpoint::link::{Heard, Idle, Link};
 use crate::backend::endpoint::message::{Channel, Form, Message, Request, read};
 use crate::backend::endpoint::outcome::RemoteOutcome;
-use crate::backend::endpoint::rest::{KernelId, KernelState, Rest, RestError};
+use crate::backend::endpoint::rest::{KernelId, KernelState, PROBE_MAX, Rest, RestError};
 use crate::backend::endpoint::watch::Watch;
 use crate::harness::interpreter::{Cell, CellLimits};
 use crate::harness::outcome::{CellOutcome, Ending, Lost, Stopped};
@@ -96,9 +96,12 @@ impl Lease {
     /// Starts a kernel. Whoever stops waiting leaves none behind: the start goes on and its kernel is deleted.
     pub(super) async fn start(rest: &Arc<Rest>, name: &str) -> Result<Lease, RestError> {
         let (rest, name) = (Arc::clone(rest), name.to_owned());
-        let started = tokio::spawn(async move {
+        let errands = rest.errands().clone();
+        let started = errands.spawn(async move {
             let id = rest.start(&name).await?;
-            Ok(Lease { rest, id, held: true })
+            let lease = Lease { rest, id, held: true };
+            lease.rest.records().keep(&lease.id).await;
+            Ok(lease)
         });
         started.await.unwrap_or(Err(RestError::Garbled))
     }
@@ -114,17 +117,18 @@ impl Drop for Lease {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         if self.held {
             let (rest, id) = (Arc::clone(&self.rest), self.id.clone());
-            let deletions = rest.deletions().clone();
-            deletions.spawn_on(async move { delete(&rest, &id).await }, &runtime);
+            let errands = rest.errands().clone();
+            errands.spawn_on(async move { delete(&rest, &id).await }, &runtime);
         }
     }
 }
 
-/// Deletes a kernel. `jupyter-server` answers 500 while it starts a dead process again, and keeps the kernel.
-async fn delete(rest: &Rest, id: &KernelId) {
+/// Deletes a kernel. `jupyter-server` answers 500 while it starts a dead process again, and keeps the kernel. What is not
+/// deleted stays written down for the next start.
+pub(super) async fn delete(rest: &Rest, id: &KernelId) {
     let mut tries_left = DELETES_MAX;
     loop {
-        let Err(error) = rest.delete(id).await else { return };
+        let Err(error) = rest.delete(id).await else { return rest.records().forget(id).await };
         tries_left -= 1;
         if tries_left == 0 || matches!(error, RestError::Unauthorized(_)) {
             let endpoint = rest.config().shown();
@@ -165,14 +169,14 @@ impl Kernel {
         self.lease.id.as_str()
     }
 
-    /// Whether it can take another cell. The server may have culled the kernel, or be gone itself; it is asked
-    /// when the last cell is more than 5 seconds ago or the connection was lost since.
-    pub(super) async fn is_alive(&self) -> bool {
+    /// Whether the server has ended it, or is gone itself with all its kernels. It is asked when the last cell is more
+    /// than 5 seconds ago or the connection was lost since. What it does not answer is for the next cell to find out.
+    pub(super) async fn is_gone(&self) -> bool {
         if self.idle.as_ref().is_some_and(Idle::is_fresh) {
-            return true;
+            return false;
         }
-        let state = self.lease.rest.state(&self.lease.id).await;
-        matches!(state, Ok(KernelState::Idle | KernelState::Other))
+        let state = self.lease.rest.state(&self.lease.id, PROBE_MAX).await;
+        matches!(state, Ok(KernelState::Gone | KernelState::Dead) | Err(RestError::Connect(_)))
     }
 
     pub(super) async fn shutdown(self) {

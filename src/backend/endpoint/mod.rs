@@ -9,10 +9,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
-use tokio_util::task::AbortOnDropHandle;
+use tokio::time::{sleep, timeout};
 
 use crate::config::EndpointConfig;
+use crate::store::Store;
 
 mod collect;
 mod coming;
@@ -20,6 +20,7 @@ mod kernel;
 mod link;
 mod message;
 mod outcome;
+mod records;
 mod rest;
 mod standing;
 mod watch;
@@ -31,17 +32,20 @@ mod real;
 #[cfg(test)]
 mod tests;
 
-pub use coming::{RemoteKernel, RemoteRan};
+pub use coming::{Gone, RemoteKernel, RemoteRan};
 pub use outcome::RemoteOutcome;
 pub use rest::RestError;
 
-use coming::Coming;
-use kernel::{Kernel, Lease};
+use coming::{Coming, HANDED_OUT_AFTER};
+use kernel::{Kernel, Lease, delete};
+use records::Records;
 use rest::Rest;
 use standing::{Look, Standing};
 
-/// How long a new kernel may take until it answers, whatever its first cell may take.
-const READY_MAX: Duration = Duration::from_secs(30);
+/// How long a new kernel may take until it answers, whatever its first cell may take. Its own tests wait less.
+const READY_MAX: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 30 });
+/// Pause between two tries to delete what earlier daemons have left.
+const SWEEP_PAUSE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 /// Longest working directory, in bytes: what the Linux kernel takes as a path.
 const CWD_BYTES_MAX: usize = 4095;
 
@@ -79,9 +83,11 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    pub fn new(config: EndpointConfig) -> Endpoint {
+    /// The kernels it starts are written down in `store` for as long as they are there.
+    pub fn new(config: EndpointConfig, store: Store) -> Endpoint {
+        let records = Records::new(store, config.shown());
         Endpoint {
-            rest: Arc::new(Rest::new(config)),
+            rest: Arc::new(Rest::new(config, records)),
             standing: Arc::default(),
             looking: tokio::sync::Mutex::default(),
         }
@@ -122,12 +128,13 @@ impl Endpoint {
     }
 
     /// Starts a kernel, the default when none is named. `cwd` is a directory where the server runs, `None` the server's
-    /// own. With a directory the kernel is ready, and there, when this returns; else it may still be on its way, and its
-    /// first cell waits for it.
+    /// own. The kernel may still be on its way when this returns, and its first cell waits for it; with a directory that
+    /// is so only after `time_max`, since one that is none is to be refused.
     pub async fn start(
         &self,
         kernel_name: Option<&str>,
         cwd: Option<&str>,
+        time_max: Duration,
     ) -> Result<RemoteKernel, EndpointError> {
         let available = self.kernels().await;
         let default = available.first().ok_or(EndpointError::Unreachable)?;
@@ -140,17 +147,14 @@ impl Endpoint {
         {
             return Err(EndpointError::NotADirectory { cwd: cwd.to_owned() });
         }
-        let coming = self.send_for(name, cwd);
-        match cwd {
-            Some(_) => coming.kernel().ready().await,
-            None => coming.hand_out().await,
-        }
+        let waited_max = if cwd.is_some() { time_max } else { HANDED_OUT_AFTER };
+        self.send_for(name, cwd).hand_out(waited_max).await
     }
 
     fn send_for(&self, name: &str, cwd: Option<&str>) -> Coming {
         let (rest, standing) = (Arc::clone(&self.rest), Arc::clone(&self.standing));
         let (spec, cwd) = (name.to_owned(), cwd.map(str::to_owned));
-        let task = tokio::spawn(async move {
+        let start = tokio::spawn(async move {
             let getting_ready = async {
                 let lease = Lease::start(&rest, &spec).await.map_err(EndpointError::Start)?;
                 Kernel::prepare(lease, cwd.as_deref()).await
@@ -167,21 +171,40 @@ impl Endpoint {
                 got => got,
             }
         });
-        let (task, standing) = (AbortOnDropHandle::new(task), Arc::clone(&self.standing));
-        Coming { name: name.to_owned(), since: Instant::now(), task, standing }
+        Coming::new(name.to_owned(), start, Arc::clone(&self.rest), Arc::clone(&self.standing))
+    }
+
+    /// Deletes the kernels that daemons before this one have left on the server, when that can be used. Returns once none
+    /// is left.
+    pub async fn sweep(&self) {
+        loop {
+            match self.rest.records().left_behind().await {
+                Ok(left) if left.is_empty() => return,
+                Ok(left) if !self.kernels().await.is_empty() => {
+                    tracing::info!(
+                        endpoint = self.shown(),
+                        kernels = left.len(),
+                        "deleting kernels of an earlier start"
+                    );
+                    for kernel in &left {
+                        delete(&self.rest, kernel).await;
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => tracing::error!(%error, "kernels of an earlier start are not known"),
+            }
+            sleep(SWEEP_PAUSE).await;
+        }
     }
 
     /// Waits until the server has deleted the kernels that were dropped, for a last time: the end of the
     /// runtime would leave them there.
     pub async fn settle(&self, time_max: Duration) {
-        let deletions = self.rest.deletions();
-        deletions.close();
-        if tokio::time::timeout(time_max, deletions.wait()).await.is_err() {
-            tracing::warn!(
-                endpoint = self.shown(),
-                kernels = deletions.len(),
-                "kernels were not deleted in time"
-            );
+        self.rest.closing().cancel();
+        let errands = self.rest.errands();
+        errands.close();
+        if timeout(time_max, errands.wait()).await.is_err() {
+            tracing::warn!(endpoint = self.shown(), left = errands.len(), "kernels were not deleted in time");
         }
     }
 

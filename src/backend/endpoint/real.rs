@@ -15,6 +15,8 @@ use crate::engine::{Bundle, Output, Stream};
 use crate::harness::interpreter::{Cell, CellLimits};
 use crate::harness::outcome::{CellOutcome, Ending, Stopped};
 
+/// For starts whose own time is not the point.
+const PATIENT: Duration = Duration::from_secs(30);
 const SETTING: &str = "CAISSON_TEST_JUPYTER_URL";
 const CHARS_MAX: usize = 2_000_000;
 const LIMITS: CellLimits = CellLimits {
@@ -30,8 +32,12 @@ fn config() -> EndpointConfig {
     EndpointConfig::parse(&url, None).expect("a URL of a server")
 }
 
+fn endpoint_at(config: EndpointConfig) -> Endpoint {
+    Endpoint::new(config, Store::in_memory().expect("a store in memory"))
+}
+
 async fn kernel(endpoint: &Endpoint) -> RemoteKernel {
-    let kernel = endpoint.start(None, None).await.expect("the server starts kernels");
+    let kernel = endpoint.start(None, None, PATIENT).await.expect("the server starts kernels");
     kernel.ready().await.expect("it gets ready")
 }
 
@@ -53,7 +59,7 @@ async fn run_for(kernel: RemoteKernel, code: &str, limit: Duration) -> RemoteRan
 
 /// Runs cells one after the other in one kernel; the last one's outcome.
 async fn cells(codes: &[&str]) -> CellOutcome {
-    let endpoint = Endpoint::new(config());
+    let endpoint = endpoint_at(config());
     let mut kernel = kernel(&endpoint).await;
     let mut outcome = None;
     for code in codes {
@@ -83,7 +89,7 @@ fn enames(outcome: &CellOutcome) -> Vec<&str> {
 
 async fn exists(endpoint: &Endpoint, kernel: &str) -> bool {
     let id = rest::KernelId::parse(kernel.to_owned()).expect("an id of the server's");
-    endpoint.rest.state(&id).await.expect("the server answers") != rest::KernelState::Gone
+    endpoint.rest.state(&id, rest::REQUEST_MAX).await.expect("the server answers") != rest::KernelState::Gone
 }
 
 #[tokio::test]
@@ -155,7 +161,7 @@ async fn text_of_every_kind_arrives() {
 #[tokio::test]
 #[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_cell_over_its_time_is_interrupted_and_names_stay() {
-    let endpoint = Endpoint::new(config());
+    let endpoint = endpoint_at(config());
     let ran = run(kernel(&endpoint).await, "x = 41").await;
     let limit = Duration::from_secs(1);
     let code = "import time\nprint('before', flush=True)\nwhile True: time.sleep(0.1)";
@@ -171,7 +177,7 @@ async fn a_cell_over_its_time_is_interrupted_and_names_stay() {
 #[tokio::test]
 #[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_kernel_that_ignores_the_interrupt_is_deleted() {
-    let endpoint = Endpoint::new(config());
+    let endpoint = endpoint_at(config());
     let kernel = kernel(&endpoint).await;
     let id = kernel.id().expect("it is ready").to_owned();
     assert!(exists(&endpoint, &id).await, "control");
@@ -189,7 +195,7 @@ async fn a_kernel_that_ignores_the_interrupt_is_deleted() {
 #[tokio::test]
 #[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_process_that_ends_is_noticed_within_seconds() {
-    let endpoint = Endpoint::new(config());
+    let endpoint = endpoint_at(config());
     let started = Instant::now();
     let ran = run(kernel(&endpoint).await, "import os\nprint('last words', flush=True)\nos._exit(3)").await;
     assert_eq!(ran.outcome.cell.ending, Ending::Died(None));
@@ -201,14 +207,13 @@ async fn a_process_that_ends_is_noticed_within_seconds() {
 #[tokio::test]
 #[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_process_that_ends_between_two_cells_has_lost_the_names() {
-    let endpoint = Endpoint::new(config());
+    let endpoint = endpoint_at(config());
     let code = "import os, threading\nx = 1\nthreading.Timer(0.3, os._exit, (1,)).start()";
     let ran = run(kernel(&endpoint).await, code).await;
     assert!(!ran.outcome.names_lost, "control");
     // The server looks every three seconds.
     sleep(Duration::from_secs(8)).await;
-    let kernel = ran.kernel.expect("nobody knows yet");
-    assert!(kernel.is_alive().await);
+    let kernel = ran.kernel.expect("nobody knows yet").revisit().await.expect("it is there");
     let ran = run(kernel, "print('x' in globals())").await;
     assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "False\n", "{:?}", ran.outcome);
     assert!(ran.outcome.names_lost);
@@ -218,23 +223,22 @@ async fn a_process_that_ends_between_two_cells_has_lost_the_names() {
 #[tokio::test]
 #[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_kernel_that_somebody_else_deleted_is_not_alive() {
-    let endpoint = Endpoint::new(config());
+    let endpoint = endpoint_at(config());
     let ran = run(kernel(&endpoint).await, "x = 1").await;
     let kernel = ran.kernel.expect("it goes on");
-    assert!(kernel.is_alive().await, "control");
+    let kernel = kernel.revisit().await.expect("control");
     let id =
         rest::KernelId::parse(kernel.id().expect("it is ready").to_owned()).expect("an id of the server's");
     endpoint.rest.delete(&id).await.expect("the server deletes it");
     sleep(Duration::from_secs(6)).await;
-    assert!(!kernel.is_alive().await);
-    drop(kernel);
+    assert_eq!(kernel.revisit().await.err(), Some(Gone::Ended));
     endpoint.settle(Duration::from_secs(10)).await;
 }
 
 #[tokio::test]
 #[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_stop_ends_a_cell_and_its_kernel() {
-    let endpoint = Endpoint::new(config());
+    let endpoint = endpoint_at(config());
     let kernel = kernel(&endpoint).await;
     let id = kernel.id().expect("it is ready").to_owned();
     let (sender, mut stop) = watch::channel(None);
@@ -258,11 +262,11 @@ async fn a_stop_ends_a_cell_and_its_kernel() {
 #[tokio::test]
 #[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_working_directory_is_where_the_cells_run() {
-    let endpoint = Endpoint::new(config());
-    let kernel = endpoint.start(None, Some("/usr/lib")).await.expect("a directory");
+    let endpoint = endpoint_at(config());
+    let kernel = endpoint.start(None, Some("/usr/lib"), PATIENT).await.expect("a directory");
     let ran = run(kernel, "import os\nprint(os.getcwd())").await;
     assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "/usr/lib\n");
-    let error = endpoint.start(None, Some("/no/such")).await.expect_err("no directory");
+    let error = endpoint.start(None, Some("/no/such"), PATIENT).await.expect_err("no directory");
     assert!(matches!(error, EndpointError::NotADirectory { .. }), "{error:?}");
     finish(&endpoint, ran).await;
 }
@@ -286,11 +290,11 @@ async fn large_outputs_are_cut_by_us_or_by_the_server() {
 #[ignore = "needs a Jupyter server: run by the stage endpoint-module"]
 async fn a_token_that_is_wrong_is_noticed_by_the_probe() {
     let right = config();
-    assert!(Endpoint::new(right.clone()).probe().await, "control");
+    assert!(endpoint_at(right.clone()).probe().await, "control");
     let wrong = EndpointConfig::parse(&right.shown(), Some("not-the-token")).expect("a URL");
-    let endpoint = Endpoint::new(wrong);
+    let endpoint = endpoint_at(wrong);
     assert!(!endpoint.probe().await);
-    assert!(matches!(endpoint.start(None, None).await, Err(EndpointError::Unreachable)));
+    assert!(matches!(endpoint.start(None, None, PATIENT).await, Err(EndpointError::Unreachable)));
 }
 
 /// Passes connections on to the server until told to cut them all.
@@ -322,7 +326,7 @@ async fn cut_in_a_cell(away: Duration) -> (Endpoint, RemoteRan) {
     let (cut, refuses) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
     let port = proxy(to, Arc::clone(&cut), Arc::clone(&refuses)).await;
     let near = EndpointConfig::parse(&format!("http://127.0.0.1:{port}"), token.as_deref()).expect("a URL");
-    let endpoint = Endpoint::new(near);
+    let endpoint = endpoint_at(near);
     let kernel = kernel(&endpoint).await;
     let code = "import time\nprint('one', flush=True)\nfor n in range(4):\n  time.sleep(0.5)\n  print(n, flush=True)\n'end'";
     let cutting = async {

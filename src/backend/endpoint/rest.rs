@@ -13,9 +13,11 @@ use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::backend::endpoint::message::read;
+use crate::backend::endpoint::records::Records;
 use crate::config::EndpointConfig;
 
 /// How long a connection may take to come up.
@@ -26,7 +28,7 @@ pub(super) const REQUEST_MAX: Duration = Duration::from_secs(10);
 /// by then, and deleted.
 const KERNEL_START_MAX: Duration = Duration::from_secs(60);
 /// How long a look at the server may take.
-const PROBE_MAX: Duration = Duration::from_secs(2);
+pub(super) const PROBE_MAX: Duration = Duration::from_secs(2);
 /// Largest body that is read, in bytes. A list of kernels with their resources is a few thousand.
 const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// Largest head of an answer, in bytes.
@@ -115,19 +117,28 @@ struct SpecsIn {
 #[derive(Debug)]
 pub(super) struct Rest {
     config: EndpointConfig,
+    records: Records,
     authorization: Option<HeaderValue>,
-    /// What goes on behind the callers' backs and has to come to its end: kernels being deleted.
-    deletions: TaskTracker,
+    /// What goes on behind the callers' backs and has to come to its end: kernels being deleted, or started for nobody.
+    errands: TaskTracker,
+    /// Cancelled when the daemon ends.
+    closing: CancellationToken,
 }
 
 impl Rest {
-    pub(super) fn new(config: EndpointConfig) -> Rest {
+    pub(super) fn new(config: EndpointConfig, records: Records) -> Rest {
         let authorization = config.authorization().map(|value| {
             let mut value = HeaderValue::from_str(&value).expect("a token is visible ASCII");
             value.set_sensitive(true);
             value
         });
-        Rest { config, authorization, deletions: TaskTracker::new() }
+        Rest {
+            config,
+            records,
+            authorization,
+            errands: TaskTracker::new(),
+            closing: CancellationToken::new(),
+        }
     }
 
     pub(super) fn config(&self) -> &EndpointConfig {
@@ -138,8 +149,16 @@ impl Rest {
         self.authorization.as_ref()
     }
 
-    pub(super) fn deletions(&self) -> &TaskTracker {
-        &self.deletions
+    pub(super) fn records(&self) -> &Records {
+        &self.records
+    }
+
+    pub(super) fn errands(&self) -> &TaskTracker {
+        &self.errands
+    }
+
+    pub(super) fn closing(&self) -> &CancellationToken {
+        &self.closing
     }
 
     /// A fresh connection.
@@ -179,9 +198,9 @@ impl Rest {
         KernelId::parse(kernel.id).ok_or(RestError::Garbled)
     }
 
-    pub(super) async fn state(&self, id: &KernelId) -> Result<KernelState, RestError> {
+    pub(super) async fn state(&self, id: &KernelId, time_max: Duration) -> Result<KernelState, RestError> {
         let path = format!("/api/kernels/{}", id.as_str());
-        match self.call(Method::GET, &path, None, REQUEST_MAX).await {
+        match self.call(Method::GET, &path, None, time_max).await {
             Ok((_, body)) => {
                 let kernel: KernelIn = read(&body).ok_or(RestError::Garbled)?;
                 Ok(match kernel.execution_state.as_deref() {

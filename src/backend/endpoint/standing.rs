@@ -9,9 +9,10 @@
 //! the next backend serves.
 #![forbid(unsafe_code)]
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::backend::endpoint::EndpointError;
@@ -41,8 +42,18 @@ impl Look {
 }
 
 /// What is known of a server.
-#[derive(Debug, Default)]
-pub(super) struct Standing(Mutex<Books>);
+#[derive(Debug)]
+pub(super) struct Standing {
+    books: Mutex<Books>,
+    /// One for each start that goes on although nobody waits for it.
+    witnesses: Arc<Semaphore>,
+}
+
+impl Default for Standing {
+    fn default() -> Standing {
+        Standing { books: Mutex::default(), witnesses: Arc::new(Semaphore::new(FAILURES_MAX as usize)) }
+    }
+}
 
 #[derive(Debug, Default)]
 struct Books {
@@ -69,6 +80,11 @@ impl Standing {
 
     pub(super) fn is_shunned(&self) -> bool {
         self.lock().is_shunned()
+    }
+
+    /// The right to see a start to its end that nobody waits for: there are as many as failures make a verdict.
+    pub(super) fn witness(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.witnesses).try_acquire_owned().ok()
     }
 
     /// What came of a start. That a server refuses one at once is its word and costs nobody time.
@@ -104,7 +120,7 @@ impl Standing {
     }
 
     fn lock(&self) -> MutexGuard<'_, Books> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -17,6 +17,8 @@ use crate::engine::{ErrorOutput, Output, Piece, Status, Stream};
 use crate::harness::interpreter::{Cell, CellLimits};
 use crate::harness::outcome::{Ending, Lost, Stopped};
 
+/// For starts whose own time is not the point.
+const PATIENT: Duration = Duration::from_secs(30);
 const CHARS_MAX: usize = 2_000_000;
 const LIMITS: CellLimits = CellLimits {
     output_chars_max: CHARS_MAX,
@@ -34,7 +36,7 @@ fn cell(code: &str, timeout: Duration) -> Cell<'_> {
 }
 
 async fn kernel(endpoint: &Endpoint) -> RemoteKernel {
-    endpoint.start(None, None).await.expect("the fake starts kernels")
+    endpoint.start(None, None, PATIENT).await.expect("the fake starts kernels")
 }
 
 async fn run(kernel: RemoteKernel, code: &str) -> RemoteRan {
@@ -171,9 +173,9 @@ async fn kernels_for_python_are_offered_default_first() {
     assert_eq!(endpoint.kernels().await, ["python3", "a-python"]);
     assert_eq!(endpoint.kernels_seen(), ["python3", "a-python"]);
     assert_eq!(fake.count(LOOKED), 1, "a fresh look is believed");
-    let error = endpoint.start(Some("ir"), None).await.expect_err("R is no Python");
+    let error = endpoint.start(Some("ir"), None, PATIENT).await.expect_err("R is no Python");
     assert_eq!(error.to_string(), "unknown kernel 'ir'; available: python3, a-python");
-    assert_eq!(endpoint.start(Some("a-python"), None).await.expect("offered").name(), "a-python");
+    assert_eq!(endpoint.start(Some("a-python"), None, PATIENT).await.expect("offered").name(), "a-python");
 }
 
 #[tokio::test]
@@ -254,11 +256,14 @@ async fn a_working_directory_is_set_before_the_first_cell() {
         Some(wire)
     });
     let (fake, endpoint) = Fake::start(script).await;
-    endpoint.start(None, Some("/tmp/\"a\\b\" ä")).await.expect("a directory");
-    let error = endpoint.start(None, Some("/missing")).await.expect_err("no directory");
+    endpoint.start(None, Some("/tmp/\"a\\b\" ä"), PATIENT).await.expect("a directory");
+    let error = endpoint.start(None, Some("/missing"), PATIENT).await.expect_err("no directory");
     assert_eq!(error.to_string(), "not a directory: /missing");
     for cwd in ["", "a\0b"] {
-        assert!(matches!(endpoint.start(None, Some(cwd)).await, Err(EndpointError::NotADirectory { .. })));
+        assert!(matches!(
+            endpoint.start(None, Some(cwd), PATIENT).await,
+            Err(EndpointError::NotADirectory { .. })
+        ));
     }
     fake.has_seen(DELETED).await;
 }
@@ -361,7 +366,7 @@ async fn whoever_goes_away_leaves_no_kernel() {
     };
     let (fake, endpoint) = Fake::start(Script::requests(slow)).await;
     assert!(endpoint.probe().await);
-    assert!(timeout(Duration::from_millis(50), endpoint.start(None, None)).await.is_err());
+    assert!(timeout(Duration::from_millis(50), endpoint.start(None, None, PATIENT)).await.is_err());
     fake.has_seen(DELETED).await;
 }
 
@@ -392,6 +397,46 @@ async fn a_deletion_that_fails_is_tried_again() {
     let (fake, endpoint) = Fake::start(Script::requests(on_request)).await;
     kernel(&endpoint).await.shutdown().await;
     assert_eq!(fake.count(DELETED), 2);
+}
+
+#[tokio::test]
+async fn kernels_of_a_daemon_that_was_killed_are_deleted_by_the_next_one() {
+    let (fake, endpoint) = Fake::start(Script::cells(echo)).await;
+    // A killed daemon drops nothing.
+    std::mem::forget(kernel(&endpoint).await);
+    endpoint.sweep().await;
+    assert_eq!(fake.count(DELETED), 0, "its own are no earlier daemon's");
+    let (config, store) = fake.settings();
+    let next = Endpoint::new(config, store);
+    timeout(Duration::from_secs(5), next.sweep()).await.expect("none is left");
+    assert_eq!(fake.count(DELETED), 1);
+    timeout(Duration::from_secs(5), next.sweep()).await.expect("none is left");
+    assert_eq!(fake.count(DELETED), 1, "once is enough");
+}
+
+#[tokio::test]
+async fn a_kernel_that_was_deleted_is_forgotten_and_one_that_was_not_is_tried_again() {
+    let refuses = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let told = Arc::clone(&refuses);
+    let (fake, endpoint) = Fake::start(Script::requests(move |request| match request {
+        DELETED if told.load(Ordering::SeqCst) => Answer::Json(403, json!({})),
+        _ => Answer::Honest,
+    }))
+    .await;
+    let (config, store) = fake.settings();
+    kernel(&endpoint).await.shutdown().await;
+    let next = Endpoint::new(config, store);
+    assert!(next.rest.records().left_behind().await.expect("read").is_empty());
+    std::mem::forget(kernel(&endpoint).await);
+    refuses.store(true, Ordering::SeqCst);
+    let recovering = async {
+        fake.has_seen(DELETED).await;
+        sleep(Duration::from_millis(200)).await;
+        assert_eq!(next.rest.records().left_behind().await.expect("read").len(), 1, "it is still there");
+        refuses.store(false, Ordering::SeqCst);
+    };
+    let (swept, ()) = tokio::join!(timeout(Duration::from_secs(10), next.sweep()), recovering);
+    swept.expect("none is left in the end");
 }
 
 // --- lost connections ------------------------------------------------------------------------------------------
@@ -511,8 +556,8 @@ async fn a_connection_lost_between_two_cells_is_made_again() {
 #[tokio::test]
 async fn a_kernel_is_asked_for_when_its_connection_is_lost_and_not_right_after_a_cell() {
     const ASKED: &str = "GET /api/kernels/k-1";
-    for (keeps, answer, alive) in
-        [(true, 404, true), (false, 200, true), (false, 404, false), (false, 500, false)]
+    for (keeps, answer, is_gone) in
+        [(true, 404, false), (false, 200, false), (false, 404, true), (false, 500, false)]
     {
         let script = Script::cells(move |wire, cell| async move { echo(wire, cell).await.filter(|_| keeps) });
         let on_request = Box::new(move |request: &str| match request {
@@ -522,7 +567,8 @@ async fn a_kernel_is_asked_for_when_its_connection_is_lost_and_not_right_after_a
         let (fake, endpoint) = Fake::start(Script { on_request, ..script }).await;
         let ran = run(kernel(&endpoint).await, "x").await;
         sleep(Duration::from_millis(50)).await;
-        assert_eq!(ran.kernel.expect("it goes on").is_alive().await, alive, "{keeps} {answer}");
+        let revisited = ran.kernel.expect("it goes on").revisit().await;
+        assert_eq!(revisited.err(), is_gone.then_some(Gone::Ended), "{keeps} {answer}");
         assert_eq!(fake.count(ASKED), usize::from(!keeps));
     }
 }
@@ -535,7 +581,7 @@ async fn a_server_that_is_gone_between_two_cells_is_an_error_of_the_execution() 
     sleep(Duration::from_millis(50)).await;
     let ran = run(kernel, "x").await;
     assert_eq!(ran.outcome.cell.ending, Ending::Lost(Lost::Unreached));
-    assert!(matches!(endpoint.start(None, None).await, Err(EndpointError::Unreachable)));
+    assert!(matches!(endpoint.start(None, None, PATIENT).await, Err(EndpointError::Unreachable)));
     assert_eq!(endpoint.kernels_seen(), Vec::<String>::new());
 }
 
@@ -722,7 +768,10 @@ async fn a_server_that_cannot_be_used_is_not_reachable() {
     for (what, case) in cases {
         let (fake, endpoint) = Fake::start(Script::requests(answer(case))).await;
         assert!(!endpoint.probe().await, "{what}");
-        assert!(matches!(endpoint.start(None, None).await, Err(EndpointError::Unreachable)), "{what}");
+        assert!(
+            matches!(endpoint.start(None, None, PATIENT).await, Err(EndpointError::Unreachable)),
+            "{what}"
+        );
         assert_eq!(fake.seen(), [LOOKED], "{what}: looked at once, and at nothing else");
     }
 }
@@ -748,7 +797,7 @@ async fn a_kernel_that_is_not_started_is_an_error_of_the_start() {
             _ => Answer::Honest,
         }))
         .await;
-        let error = endpoint.start(None, None).await.expect_err(&shown);
+        let error = endpoint.start(None, None, PATIENT).await.expect_err(&shown);
         assert!(matches!(error, EndpointError::Start(RestError::Garbled)), "{shown}: {error:?}");
     }
     let (_fake, endpoint) = Fake::start(Script::requests(|request| match request {
@@ -756,7 +805,7 @@ async fn a_kernel_that_is_not_started_is_an_error_of_the_start() {
         _ => Answer::Honest,
     }))
     .await;
-    let error = endpoint.start(None, None).await.expect_err("no room");
+    let error = endpoint.start(None, None, PATIENT).await.expect_err("no room");
     assert!(matches!(error, EndpointError::Start(RestError::Status(500))), "{error:?}");
 }
 
@@ -766,10 +815,12 @@ async fn a_kernel_that_cannot_be_spoken_to_is_an_error_of_the_start_and_deleted(
         if request.ends_with("/channels") { Answer::Json(403, json!({})) } else { Answer::Honest }
     }))
     .await;
-    let error = endpoint.start(None, None).await.expect_err("no channels");
+    let error = endpoint.start(None, None, PATIENT).await.expect_err("no channels");
     assert!(matches!(error, EndpointError::NotReady(RestError::Unauthorized(403))), "{error:?}");
     fake.has_seen(DELETED).await;
 }
+
+const NOT_READY: &str = "a new kernel of the Jupyter server did not get ready";
 
 /// Answers everything but what would make its kernels ready.
 fn never_ready() -> Script {
@@ -797,13 +848,62 @@ async fn a_kernel_that_never_gets_ready_is_waited_for_as_long_as_its_cell_may_ta
         let took = started.elapsed();
         assert!(took > Duration::from_millis(1900) && took < Duration::from_secs(4), "{what}: {took:?}");
         assert_eq!(ran.outcome.cell.ending.status(), Status::Error, "{what}");
-        let why = "a new kernel of the Jupyter server did not get ready";
-        assert_eq!(errors(&ran), [("ProcessError", why)], "{what}");
+        assert_eq!(errors(&ran), [("ProcessError", NOT_READY)], "{what}");
+        // It is on its way still, and the next cell learns what came of it.
+        let kernel = ran.kernel.expect("the next cell waits on");
+        let ran = run(kernel, "2").await;
+        assert_eq!(errors(&ran), [("ProcessError", NOT_READY)], "{what}");
+        let took = started.elapsed();
+        assert!(took > READY_MAX && took < READY_MAX * 2, "{what}: {took:?}");
         assert!(ran.kernel.is_none());
         if what == "no channels" {
             fake.has_seen(DELETED).await;
         }
     }
+}
+
+#[tokio::test]
+async fn a_kernel_that_did_not_get_ready_between_two_cells_is_none() {
+    let (_fake, endpoint) = Fake::start(never_ready()).await;
+    let ran = run_for(kernel(&endpoint).await, "1", Duration::from_secs(1)).await;
+    let kernel = ran.kernel.expect("on its way").revisit().await.expect("it is still");
+    sleep(READY_MAX).await;
+    assert_eq!(kernel.revisit().await.err(), Some(Gone::NeverCame));
+}
+
+#[tokio::test]
+async fn callers_in_a_hurry_say_nothing_of_the_server_and_get_their_kernel_with_a_later_cell() {
+    let script = Script::cells(echo).with_connections(|wire, _| async move {
+        sleep(Duration::from_millis(2500)).await;
+        Some(wire)
+    });
+    let (fake, endpoint) = Fake::start(script).await;
+    let mut kernels = Vec::new();
+    for _ in 0..=standing::FAILURES_MAX {
+        kernels.push(kernel(&endpoint).await);
+    }
+    let hurried = |kernel| run_for(kernel, "1", Duration::from_secs(1));
+    for ran in futures_util::future::join_all(kernels.into_iter().map(hurried)).await {
+        assert!(matches!(ran.outcome.cell.ending, Ending::Completed | Ending::Lost(Lost::Unreached)));
+        let ran = run(ran.kernel.expect("it is kept"), "later").await;
+        assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "later", "{:?}", ran.outcome);
+    }
+    let ran = hurried(kernel(&endpoint).await).await;
+    assert_eq!(errors(&ran), [("ProcessError", NOT_READY)], "control: they were in a hurry");
+    assert_eq!(endpoint.kernels().await, ["python3", "a-python"], "it is not shunned");
+    let starts = u32::try_from(fake.count("POST /api/kernels")).expect("a few");
+    assert_eq!(starts, standing::FAILURES_MAX + 2, "nothing was started twice");
+}
+
+#[tokio::test]
+async fn a_cell_with_a_directory_waits_for_its_kernel_no_longer_than_it_may_take() {
+    let (_fake, endpoint) = Fake::start(never_ready()).await;
+    let started = Instant::now();
+    let limit = Duration::from_secs(1);
+    let kernel = endpoint.start(None, Some("/srv"), limit).await.expect("on its way");
+    let ran = run_for(kernel, "1", limit).await;
+    assert_eq!(errors(&ran), [("ProcessError", NOT_READY)]);
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
 }
 
 #[tokio::test]
@@ -835,15 +935,23 @@ async fn a_cell_that_is_stopped_waits_for_no_kernel() {
 #[tokio::test]
 async fn a_server_whose_kernels_do_not_get_ready_counts_as_absent_for_a_while() {
     let (fake, endpoint) = Fake::start(never_ready()).await;
-    for _ in 0..standing::FAILURES_MAX {
+    let begun = Instant::now();
+    for _ in 0..standing::FAILURES_MAX + 2 {
         assert_eq!(endpoint.kernels().await, ["python3", "a-python"]);
-        let ran = run_for(kernel(&endpoint).await, "1", Duration::from_secs(1)).await;
+        let kernel = kernel(&endpoint);
+        // Nobody waits for as long as we would.
+        let ran = run_for(timeout(PATIENT, kernel).await.expect("handed out"), "1", Duration::ZERO).await;
         assert_eq!(errors(&ran).len(), 1);
     }
+    while !endpoint.kernels().await.is_empty() {
+        assert!(begun.elapsed() < READY_MAX * 3, "it is never found out");
+        sleep(Duration::from_millis(50)).await;
+    }
+    assert!(begun.elapsed() > READY_MAX);
     assert_eq!(endpoint.kernels().await, Vec::<String>::new());
     assert_eq!(endpoint.kernels_seen(), Vec::<String>::new());
     let starts = fake.count("POST /api/kernels");
-    assert!(matches!(endpoint.start(None, None).await, Err(EndpointError::Unreachable)));
+    assert!(matches!(endpoint.start(None, None, PATIENT).await, Err(EndpointError::Unreachable)));
     assert_eq!(fake.count("POST /api/kernels"), starts, "nothing is asked of it");
 }
 
@@ -855,7 +963,7 @@ async fn a_server_that_refuses_to_start_kernels_is_asked_again() {
     }))
     .await;
     for _ in 0..=standing::FAILURES_MAX {
-        let error = endpoint.start(None, None).await.expect_err("no room");
+        let error = endpoint.start(None, None, PATIENT).await.expect_err("no room");
         assert!(matches!(error, EndpointError::Start(RestError::Status(500))), "{error:?}");
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use crate::backend::endpoint::rest::{KernelId, KernelState, Rest, RestError};
+use crate::backend::endpoint::rest::{KernelId, KernelState, REQUEST_MAX, Rest, RestError};
 use crate::harness::outcome::{Ending, Lost};
 
 /// How long a kernel may be silent before the server is asked about it, and between two such questions.
@@ -51,7 +51,7 @@ impl Watch {
             let Some(asked) = &mut self.asked else {
                 sleep_until(self.due).await;
                 let (rest, id) = (Arc::clone(rest), id.clone());
-                self.asked = Some(tokio::spawn(async move { rest.state(&id).await }));
+                self.asked = Some(tokio::spawn(async move { rest.state(&id, REQUEST_MAX).await }));
                 continue;
             };
             let answer = asked.await;

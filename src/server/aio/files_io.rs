@@ -365,7 +365,6 @@ pub(super) async fn upload(
             return refused(StatusCode::BAD_REQUEST, "the part `path` is not the path of a file", None);
         }
         Err(Unread::Failed(error)) => {
-            form.discard().await;
             return failed(error, about(&upload.path));
         }
     }
@@ -526,7 +525,6 @@ pub(super) async fn tree_in(state: &AppState, tenant: &TenantId, request: Reques
         };
         let Ok(piece) = frame.into_data() else { continue };
         if let Err(error) = incoming.write(&piece).await {
-            form::discard(&mut body).await;
             return failed(error, about);
         }
     }

@@ -27,6 +27,7 @@ use crate::server::answer::Envelope;
 use crate::server::body::JsonBytes;
 use crate::server::code::{Keeper, NotCreated, SessionEntry};
 use crate::server::fields::Fields;
+use crate::server::info::confinement;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
@@ -197,6 +198,8 @@ struct JupyterInfo {
     session_timeout_seconds: u64,
     max_sessions: usize,
     description: &'static str,
+    /// `sandbox`; `external` where cells may run at an external Jupyter server.
+    confinement: &'static str,
     /// What was found, or looked for in vain.
     kernel_detection: String,
 }
@@ -211,18 +214,20 @@ async fn info(Context(state, tenant): Context) -> Response {
     let Some(default_kernel) = info.kernels.first().cloned() else {
         return refuse(&state, Refusal::NoKernel { why: info.detection });
     };
+    let may_leave = state.code().backends().jupyter_may_leave;
     Envelope::ok(JupyterInfo {
         default_kernel,
         available_kernels: info.kernels,
         active_sessions: info.sessions,
         session_timeout_seconds: info.idle_max.as_secs(),
         max_sessions: info.sessions_max,
-        description: match state.code().backends().jupyter {
-            Some("endpoint") => {
-                "IPython kernels of an external Jupyter server, confined by whoever runs it and not by this daemon"
-            }
-            _ => "IPython kernels, each confined in a sandbox of its own",
+        description: if may_leave {
+            "IPython kernels of an external Jupyter server while it answers, confined by whoever runs it and not by this \
+             daemon"
+        } else {
+            "IPython kernels, each confined in a sandbox of its own"
         },
+        confinement: confinement(may_leave),
         kernel_detection: info.detection,
     })
     .into_response()

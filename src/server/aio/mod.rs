@@ -21,6 +21,7 @@ use crate::server::AppState;
 use crate::server::answer::{Envelope, json_sized};
 use crate::server::code::CodeInfo;
 use crate::server::front::panic_text;
+use crate::server::info::confinement;
 
 mod commands;
 mod files_answer;
@@ -163,6 +164,7 @@ async fn uninterrupted<T>(work: impl Future<Output = T>) -> Result<T, Panicked> 
 /// Both generations answer the same.
 async fn code_info(state: &AppState, tenant: &TenantId) -> Response {
     let info: CodeInfo = state.code().code_info(tenant).await;
+    let python_confinement = confinement(state.code().backends().code_may_leave);
     let config: &Config = state.config();
-    Envelope::ok(CodeInfoData::new(info, config)).into_response()
+    Envelope::ok(CodeInfoData::new(info, python_confinement, config)).into_response()
 }

@@ -15,7 +15,7 @@ use crate::engine::{
 };
 use crate::server::code::{CodeInfo, Keeper, SessionEntry};
 use crate::server::fields::{FieldError, Fields};
-use crate::server::info::HOME;
+use crate::server::info::{HOME, confinement};
 
 /// How much of a caller's word a message repeats, in characters.
 const QUOTED_CHARS_MAX: usize = 100;
@@ -443,6 +443,8 @@ pub(crate) struct LanguageInfo {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct LanguageDetails {
     aliases: Vec<&'static str>,
+    /// `sandbox`; `external` where its cells may run at an external Jupyter server, at which nothing of ours confines them.
+    confinement: &'static str,
 }
 
 /// What the code routes offer.
@@ -462,16 +464,16 @@ pub(crate) struct CodeInfoData {
 }
 
 impl CodeInfoData {
-    pub(crate) fn new(info: CodeInfo, config: &Config) -> CodeInfoData {
+    pub(crate) fn new(info: CodeInfo, python_confinement: &'static str, config: &Config) -> CodeInfoData {
         let default_timeout = config.limits.timeout_default.as_secs();
         let max_timeout = config.limits.timeout_max.as_secs();
-        let language = |language: Language, description, version: &Option<String>, aliases| LanguageInfo {
+        let language = |language: Language, description, version: &Option<String>, details| LanguageInfo {
             language: language.name(),
             description,
             runtime_version: version.clone(),
             default_timeout,
             max_timeout,
-            details: LanguageDetails { aliases },
+            details,
         };
         // Our own Python is none of the code routes' where another one runs the cells, or none does.
         let (python_description, python_version) = match info.backend {
@@ -494,8 +496,21 @@ impl CodeInfoData {
             backend: info.backend,
             kinds: kinds.into_iter().flatten().collect(),
             languages: vec![
-                language(Language::Python, python_description, &python_version, vec!["python3"]),
-                language(Language::JavaScript, node_description, &info.node, vec!["node", "nodejs", "js"]),
+                language(
+                    Language::Python,
+                    python_description,
+                    &python_version,
+                    LanguageDetails { aliases: vec!["python3"], confinement: python_confinement },
+                ),
+                language(
+                    Language::JavaScript,
+                    node_description,
+                    &info.node,
+                    LanguageDetails {
+                        aliases: vec!["node", "nodejs", "js"],
+                        confinement: confinement(false),
+                    },
+                ),
             ],
             python: Interpreter { available: has_python, version: python_version },
             node: Interpreter { available: info.node.is_some(), version: info.node },

@@ -299,16 +299,10 @@ impl Unsent {
 }
 
 impl Sent {
-    /// Reads a form to its end, or to what makes it no upload; what is left of it then is taken off the connection.
+    /// Reads a form to its end, or to what makes it no upload.
     async fn of(request: Request, objects: &Objects, in_batch: bool) -> Result<Sent, Refused> {
         let mut form = form(request, objects, if in_batch { BATCH_FILES_MAX } else { FILES_MAX })?;
-        match Sent::read(objects, &mut form, in_batch).await {
-            Ok(sent) => Ok(sent),
-            Err(unsent) => {
-                form.discard().await;
-                Err(unsent.refused())
-            }
-        }
+        Sent::read(objects, &mut form, in_batch).await.map_err(|unsent| unsent.refused())
     }
 
     /// Reads the parts in whatever order they come. In a batch a file may fail for itself, and those beyond the limit

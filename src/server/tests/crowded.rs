@@ -26,10 +26,14 @@ async fn run(stream: &mut TcpStream, code: &str) {
 
 /// With so many bytes beside the code.
 async fn run_padded(stream: &mut TcpStream, code: &str, pad: usize) {
+    run_as(stream, "k", code, pad).await;
+}
+
+async fn run_as(stream: &mut TcpStream, key: &str, code: &str, pad: usize) {
     let pad = "x".repeat(pad);
     let body = format!("{{\"language\":\"python\",\"code\":\"{code}\",\"pad\":\"{pad}\"}}");
     let head = format!(
-        "POST /v2/code/execute HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\ncontent-type: application/json\r\n\
+        "POST /v2/code/execute HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n\r\n",
         body.len()
     );
@@ -148,6 +152,28 @@ async fn a_tenant_has_its_share_of_what_requests_take_until_they_are_answered() 
     assert!(timeout(SOON, receive(&mut first)).await.unwrap().0.starts_with("HTTP/1.1 200"));
     run_padded(&mut third, "print(1)", 100_000).await;
     assert!(receive(&mut third).await.0.starts_with("HTTP/1.1 200"), "what is answered takes nothing");
+    shutdown.cancel();
+    serving.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_request_takes_counts_for_its_own_tenant_whoever_used_the_connection_before() {
+    let bounds = Bounds { bodies_bytes_max: 150_000, ..BOUNDS };
+    let (address, shutdown, serving) =
+        start_within(bounds, &[("CODE_INTERPRETER_API_KEYS", "a=k,b=l")]).await;
+    let connect = || async { TcpStream::connect(address).await.unwrap() };
+    let (mut proxy, mut ours, mut theirs) = (connect().await, connect().await, connect().await);
+    run_as(&mut proxy, "l", "print(1)", 0).await;
+    assert!(receive(&mut proxy).await.0.starts_with("HTTP/1.1 200"));
+    run_as(&mut proxy, "k", "sleep 2", 100_000).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    run_as(&mut theirs, "l", "print(1)", 100_000).await;
+    let (head, body) = receive(&mut theirs).await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head} {body}");
+    run_as(&mut ours, "k", "print(1)", 100_000).await;
+    let (head, body) = receive(&mut ours).await;
+    assert!(head.starts_with("HTTP/1.1 429") && body.contains("are under way"), "{head} {body}");
+    assert!(timeout(SOON, receive(&mut proxy)).await.unwrap().0.starts_with("HTTP/1.1 200"));
     shutdown.cancel();
     serving.await.unwrap().unwrap();
 }

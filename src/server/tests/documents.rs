@@ -274,16 +274,22 @@ async fn capabilities_have_their_groups() {
     );
 }
 
-/// Python cells at an external Jupyter server. Our own Python is there as well.
+/// Python cells at an external Jupyter server, those of the code routes only where `python` says so. Our own Python is
+/// there as well.
 fn at_an_endpoint(python: &'static str) -> App {
-    let backends = Backends {
+    with_an_endpoint(Backends {
         python: Some(python),
         jupyter: Some("endpoint"),
         kernels: vec!["python3".to_owned()],
         endpoint: Some("http://127.0.0.1:8888".to_owned()),
-    };
+        code_may_leave: python == "endpoint",
+        jupyter_may_leave: true,
+    })
+}
+
+fn with_an_endpoint(backends: Backends) -> App {
     let code_info = CodeInfo {
-        backend: Some(python),
+        backend: backends.python,
         kernels: backends.kernels.clone(),
         python: Some("3.11.2".to_owned()),
         node: Some("v20.20.2".to_owned()),
@@ -294,28 +300,70 @@ fn at_an_endpoint(python: &'static str) -> App {
     daemon_with(&[("AIO_JUPYTER_ENDPOINT", "http://127.0.0.1:8888")], fake)
 }
 
+/// Every document with a word on what confines cells.
+async fn confinements(app: &App) -> Vec<(&'static str, Value)> {
+    let said = |path, pointer| async move {
+        let body = get(path).to(app).await.json();
+        (pointer, body.pointer(pointer).cloned().unwrap_or_else(|| panic!("{path}: {body}")))
+    };
+    let mut all = vec![
+        said("/health", "/confinement").await,
+        said("/v1/health", "/confinement").await,
+        said("/v1/capabilities", "/data/isolation/confinement").await,
+        said("/v2/sandbox", "/data/capabilities/isolation/confinement").await,
+        said("/v1/jupyter/info", "/data/confinement").await,
+    ];
+    for path in ["/v1/code/info", "/v2/code/info"] {
+        all.push(said(path, "/data/languages/0/details/confinement").await);
+        all.push(said(path, "/data/languages/1/details/confinement").await);
+    }
+    all
+}
+
 #[tokio::test]
 async fn what_runs_at_an_endpoint_is_not_said_to_be_confined_here() {
     let here = daemon(&[]);
-    assert_eq!(get("/health").to(&here).await.json()["confinement"], "sandbox", "control");
+    for (what, said) in confinements(&here).await {
+        assert_eq!(said, "sandbox", "control: {what}");
+    }
     for (python, words) in [("endpoint", "Python cells"), ("native", "cells of the Jupyter routes")] {
-        let app = at_an_endpoint(python);
-        let health = get("/health").to(&app).await.json();
-        let capabilities = get("/v1/capabilities").to(&app).await.json()["data"].clone();
-        for (said, beside) in [
-            (&health["confinement"], &health["warnings"]),
-            (&capabilities["isolation"]["confinement"], &capabilities["isolation"]["warnings"]),
-        ] {
-            assert_eq!(said, "external");
-            let last = beside.as_array().unwrap().iter().any(|it| it.as_str().unwrap().starts_with(words));
-            assert!(last, "{beside}");
+        let silent = Backends {
+            python: Some("native"),
+            jupyter: Some("kernel"),
+            kernels: vec!["python3".to_owned()],
+            endpoint: None,
+            code_may_leave: python == "endpoint",
+            jupyter_may_leave: true,
+        };
+        // Also where it does not answer now: it may with the next cell.
+        for app in [at_an_endpoint(python), with_an_endpoint(silent)] {
+            for (what, said) in confinements(&app).await {
+                let is_here = match what {
+                    "/data/languages/0/details/confinement" => python != "endpoint",
+                    "/data/languages/1/details/confinement" => true,
+                    _ => false,
+                };
+                assert_eq!(said, if is_here { "sandbox" } else { "external" }, "{what}");
+            }
+            let health = get("/health").to(&app).await.json();
+            let capabilities = get("/v1/capabilities").to(&app).await.json()["data"].clone();
+            for beside in [&health["warnings"], &capabilities["isolation"]["warnings"]] {
+                let mut beside = beside.as_array().unwrap().iter();
+                assert!(beside.any(|it| it.as_str().unwrap().starts_with(words)), "{health}");
+            }
+            let interpreter = &capabilities["code_interpreter"];
+            assert!(interpreter["warnings"][0].as_str().unwrap().starts_with(words), "{interpreter}");
+            for (path, pointer) in [
+                ("/v1/jupyter/info", "/data/description"),
+                ("/v1/sandbox", "/data"),
+                ("/openapi.json", "/info/description"),
+                ("/v2/openapi.json", "/info/description"),
+            ] {
+                let body = get(path).to(&app).await.json();
+                let text = body.pointer(pointer).unwrap().as_str().unwrap().to_owned();
+                assert!(text.contains("external Jupyter server"), "{path}: {text}");
+            }
         }
-        let interpreter = &capabilities["code_interpreter"];
-        assert!(interpreter["warnings"][0].as_str().unwrap().starts_with(words), "{interpreter}");
-        let jupyter = get("/v1/jupyter/info").to(&app).await.json()["data"]["description"].clone();
-        assert!(jupyter.as_str().unwrap().contains("external Jupyter server"), "{jupyter}");
-        let sandbox = get("/v1/sandbox").to(&app).await.json()["data"].clone();
-        assert!(sandbox.as_str().unwrap().contains("external Jupyter server"), "{sandbox}");
     }
 }
 

@@ -298,7 +298,8 @@ impl CodeEngine for Fake {
 
     fn backends(&self) -> Backends {
         let kernels = vec!["python3".to_owned()];
-        let usual = Backends { python: Some("native"), jupyter: Some("kernel"), kernels, endpoint: None };
+        let usual =
+            Backends { python: Some("native"), jupyter: Some("kernel"), kernels, ..Backends::default() };
         self.told.as_ref().map_or(usual, |(backends, _)| backends.clone())
     }
 

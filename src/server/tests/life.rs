@@ -135,6 +135,64 @@ async fn a_body_that_is_too_large_is_answered_and_not_reset() {
     serving.await.unwrap().unwrap();
 }
 
+/// Sends all it has before it reads, as most clients do.
+async fn upload(stream: &mut TcpStream, path: &str, headers: &str, bytes: usize) {
+    let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: {bytes}\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let piece = vec![b'x'; 64 * 1024];
+    let mut left = bytes;
+    while left > 0 {
+        let sent = left.min(piece.len());
+        stream.write_all(&piece[..sent]).await.unwrap_or_else(|error| panic!("{path}, {left} left: {error}"));
+        left -= sent;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_refused_in_front_of_its_body_is_answered_and_not_reset() {
+    let (address, shutdown, serving) = start(&[("AIO_API_KEY", "k")]).await;
+    let json = "content-type: application/json\r\n";
+    let form = "content-type: multipart/form-data; boundary=b\r\n";
+    let key = "x-api-key: k\r\n";
+    const BYTES: usize = 40 * 1024 * 1024;
+    for (path, headers, status) in [
+        ("/v1/file/upload", form.to_owned(), "401"),
+        ("/upload", form.to_owned(), "401"),
+        ("/v2/code/execute", json.to_owned(), "401"),
+        ("/nowhere", format!("{json}{key}"), "404"),
+        ("/health", format!("{json}{key}"), "405"),
+        ("/v2/code/execute", format!("{json}{key}"), "413"),
+    ] {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        upload(&mut stream, path, &headers, BYTES).await;
+        let (head, _) = receive(&mut stream).await;
+        assert_eq!(head.split(' ').nth(1), Some(status), "{path}: {head}");
+        // And it serves on.
+        send(&mut stream, r#"{"language":"python","code":"1"}"#).await;
+        assert!(receive(&mut stream).await.0.starts_with("HTTP/1.1 401"), "{path}");
+    }
+    // Nobody waits for what the sender was to be asked for first.
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head =
+        "POST /upload HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    assert!(receive(&mut stream).await.0.starts_with("HTTP/1.1 401"));
+    shutdown.cancel();
+    serving.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_does_not_wait_for_the_body_that_is_still_to_come() {
+    let (address, shutdown, serving) = start(&[("AIO_API_KEY", "k")]).await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = "POST /upload HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\nx";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let received = tokio::time::timeout(Duration::from_secs(2), receive(&mut stream)).await;
+    assert!(received.expect("at once").0.starts_with("HTTP/1.1 401"));
+    shutdown.cancel();
+    serving.await.unwrap().unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_is_kept_for_its_next_request_and_a_slow_head_is_not_waited_for() {
     let short = Duration::from_millis(300);
