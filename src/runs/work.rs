@@ -26,7 +26,7 @@ use crate::runs::fleeting::Fleeting;
 use crate::runs::inputs::{self, Inputs};
 use crate::runs::outputs::{self, Before, Collected, Target};
 use crate::runs::process::{Agent, Bounds};
-use crate::runs::seat::{Home, Kernel, Seated};
+use crate::runs::seat::{Home, Kernel, Seated, Turn};
 use crate::runs::sink::Sink;
 use crate::runs::{Delivery, RunDone, RunRefused, Runs, text};
 use crate::session::epoch_ms;
@@ -171,25 +171,22 @@ impl Seated {
     async fn kernel(&mut self) -> Result<Guest, RunRefused> {
         let keeps = self.keeps_names();
         if let (true, Some(turn)) = (keeps, &self.turn)
-            && let Some(kernel) = turn.state.kernel.as_ref().filter(|kernel| kernel.interpreter.is_alive())
+            && let Some((workspace, provenance)) = turn.kernel_place()
         {
-            return Ok(Guest {
-                work: Work::Kept,
-                workspace: Arc::clone(&kernel.workspace),
-                fleeting: None,
-                provenance: kernel.interpreter.provenance(),
-            });
+            return Ok(Guest { work: Work::Kept, workspace, fleeting: None, provenance });
         }
         if let (true, Some(turn)) = (keeps, &self.turn) {
+            // One that died a moment ago would be buried with the new one's place in the books.
+            drop(turn.take_kernel());
             self.runs.seats.make_room(turn, &self.runs.config)?;
         }
         let profile = if self.hello.kernels.is_empty() { Profile::PythonData } else { Profile::Kernel };
         let (interpreter, workspace, fleeting) = self.interpreter(profile).await?;
         let provenance = interpreter.provenance();
         let kernel = Kernel { interpreter, workspace: Arc::clone(&workspace), count: 0 };
-        let work = match (keeps, &mut self.turn) {
+        let work = match (keeps, &self.turn) {
             (true, Some(turn)) => {
-                turn.state.kernel = Some(kernel);
+                turn.keep_kernel(kernel);
                 Work::Kept
             }
             _ => Work::Kernel(kernel),
@@ -332,7 +329,7 @@ impl Prepared {
     /// Runs it.
     pub async fn run(self, watcher: Option<Watcher>, tools: Option<ToolPort>) -> RunDone {
         let row = Row::begin(&self);
-        let Prepared { mut seated, guest, placed, left_out, mut records, mut before, started } = self;
+        let Prepared { seated, guest, placed, left_out, mut records, mut before, started } = self;
         let Guest { work, workspace, fleeting, .. } = guest;
         let runs = Arc::clone(&seated.runs);
         let mut went = seated.go(work, watcher, tools).await;
@@ -399,15 +396,16 @@ impl Prepared {
 
 impl Seated {
     /// Runs the code. A kept interpreter is its turn's again where it still lives.
-    async fn go(&mut self, work: Work, watcher: Option<Watcher>, tools: Option<ToolPort>) -> Went {
+    async fn go(&self, work: Work, watcher: Option<Watcher>, tools: Option<ToolPort>) -> Went {
         match work {
             Work::Kept => {
-                let Some(kernel) = self.turn.as_mut().and_then(|turn| turn.state.kernel.take()) else {
-                    unreachable!("it was put there, and the turn is still this run's");
+                let Some(kernel) = self.turn.as_ref().and_then(Turn::take_kernel) else {
+                    // It died when all was ready.
+                    return Went::plain(String::new(), String::new(), RunEnd::Lost);
                 };
                 let (went, kernel) = self.cell(kernel, watcher).await;
-                if let Some(turn) = &mut self.turn {
-                    turn.state.kernel = kernel;
+                if let (Some(turn), Some(kernel)) = (&self.turn, kernel) {
+                    turn.put_kernel(kernel);
                 }
                 went
             }
