@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::net::RecvFlags;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use crate::launcher::plan::{
     Attestation, End, HELLO_BYTES_MAX, LaunchPlan, REPLY_BYTES, Reply, Request, SandboxId, SpaceId, Step,
@@ -118,6 +118,9 @@ struct Shared {
     hello: watch::Sender<Option<Arc<Hello>>>,
     /// How many launchers have ended.
     gone: watch::Sender<u64>,
+    /// Spaces that launchers found at their start, for whoever takes the other end.
+    found: mpsc::UnboundedSender<SpaceId>,
+    found_taken: Mutex<Option<mpsc::UnboundedReceiver<SpaceId>>>,
     /// Something waits in the outbox.
     unsent: Notify,
     window: Arc<Semaphore>,
@@ -161,8 +164,20 @@ impl Client {
         let (hello, gone) = (watch::channel(None).0, watch::channel(0).0);
         let state = Mutex::new(State::default());
         let window = Arc::new(Semaphore::new(LAUNCHES_MAX));
-        let (unsent, windows, attached) = (Notify::new(), Mutex::default(), tokio::sync::Mutex::default());
-        Client { shared: Arc::new(Shared { state, attached, hello, gone, unsent, window, windows }) }
+        let (found, taken) = mpsc::unbounded_channel();
+        Client {
+            shared: Arc::new(Shared {
+                state,
+                attached: tokio::sync::Mutex::default(),
+                hello,
+                gone,
+                found,
+                found_taken: Mutex::new(Some(taken)),
+                unsent: Notify::new(),
+                window,
+                windows: Mutex::default(),
+            }),
+        }
     }
 
     /// Takes a connected socket of a launcher and serves it until that launcher is gone. Must run inside the
@@ -194,6 +209,11 @@ impl Client {
     /// Changes each time a launcher is gone, after all its sandboxes have got their end.
     pub fn gone(&self) -> watch::Receiver<u64> {
         self.shared.gone.subscribe()
+    }
+
+    /// What each launcher finds of spaces at its start, somebody's or nobody's. Can be taken once.
+    pub fn found_spaces(&self) -> Option<mpsc::UnboundedReceiver<SpaceId>> {
+        self.shared.found_taken.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// True while a launcher is attached.
@@ -388,6 +408,8 @@ impl Client {
                     drop(waiting.send(result));
                 }
             }
+            // Nobody looks after them in a daemon without a store.
+            Reply::SpaceFound { space } => drop(self.shared.found.send(space)),
             Reply::Interrupted { seq } => {
                 let waiting = self.lock().interrupts.remove(&seq);
                 if let Some(waiting) = waiting {

@@ -486,7 +486,15 @@ impl Loop {
         let serving = |nursery: &Nursery| nursery.serving().map(|_| nursery.profile);
         self.launcher.hello.warm = self.launcher.nurseries.iter().filter_map(serving).collect();
         let hello = serde_json::to_vec(&self.launcher.hello)?;
-        packet::send(&self.launcher.daemon, &hello, &[])
+        packet::send(&self.launcher.daemon, &hello, &[])?;
+        let found = self.launcher.spaces.found()?;
+        if found.others > 0 {
+            tracing::warn!(count = found.others, "left alone in the folder of spaces: what is none as spaces are now");
+        }
+        for space in found.spaces {
+            self.reply(&Reply::SpaceFound { space }, &[]);
+        }
+        Ok(())
     }
 
     fn on_daemon(&mut self) {
@@ -626,6 +634,16 @@ impl Loop {
 
     fn delete_space(&mut self, seq: u64, space: SpaceId) {
         self.deleting.push((seq, space));
+        // Nothing is made for it any more, ahead or late: that would make it again.
+        self.traffic.retain(|(of, _), _| *of != space);
+        for (order, at) in mem::take(&mut self.held_up) {
+            if order.plan.space == space {
+                let source = rustix::io::Errno::CANCELED.into();
+                self.refuse(order.seq, &StepError { step: Step::SpaceOpen, source });
+            } else {
+                self.held_up.push_back((order, at));
+            }
+        }
         let ids: Vec<u64> =
             self.entries.iter().filter(|(_, entry)| entry.shell.space == space).map(|(id, _)| *id).collect();
         for id in ids {

@@ -101,6 +101,15 @@ pub struct Spaces {
     _locks: Vec<File>,
 }
 
+/// What lies in the folder of spaces.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Spaces of the kind that they are now.
+    pub spaces: Vec<SpaceId>,
+    /// Whatever else.
+    pub others: usize,
+}
+
 /// Where the look at folders is.
 #[derive(Debug)]
 struct Looking {
@@ -172,7 +181,7 @@ impl Spaces {
         }
         self.footing = footing;
         if self.footing.owners == Owners::Block && !self.footing.images {
-            for space in self.folders_there()? {
+            for space in self.there()?.spaces {
                 let folder = self.folder(space);
                 // The group may enter the folder: it is the one to be nobody else's.
                 let ids = [fs::metadata(&folder)?.gid(), fs::metadata(folder.join(PARTS[0].0))?.uid()];
@@ -185,14 +194,22 @@ impl Spaces {
         Ok(())
     }
 
-    /// Spaces that are folders.
-    fn folders_there(&self) -> io::Result<Vec<SpaceId>> {
-        let mut found = Vec::new();
+    /// What is there of spaces that somebody may own, and of whatever else.
+    pub fn found(&self) -> io::Result<Found> {
+        let Found { mut spaces, others } = self.there()?;
+        spaces.retain(|space| *space != OWN);
+        Ok(Found { spaces, others })
+    }
+
+    fn there(&self) -> io::Result<Found> {
+        let mut found = Found::default();
         for entry in fs::read_dir(&self.images)? {
-            let entry = entry?;
-            let number = entry.file_name().to_str().and_then(|name| u64::from_str_radix(name, 16).ok());
-            if let Some(number) = number.filter(|_| entry.path().is_dir()) {
-                found.push(SpaceId(number));
+            let path = entry?.path();
+            let number = path.file_stem().and_then(|name| u64::from_str_radix(name.to_str()?, 16).ok());
+            // Nothing is a space but what would be opened as that.
+            match number.map(SpaceId).filter(|space| self.place(*space) == path) {
+                Some(space) => found.spaces.push(space),
+                None => found.others += 1,
             }
         }
         Ok(found)

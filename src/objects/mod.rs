@@ -24,7 +24,7 @@ use tracing::Instrument;
 
 use crate::engine::Caller;
 use crate::launcher::plan::SpaceId;
-use crate::store::{Store, StoreError};
+use crate::store::{Ownership, Store, StoreError};
 
 mod bucket;
 mod bytes;
@@ -494,13 +494,15 @@ impl Objects {
 
     // --- what a kept session's workspace is told -------------------------------------------------------------------
 
-    /// What the workspace of a kept session has not heard of, and the session's files.
-    pub async fn workspace_of(&self, session: &str) -> (Pending, Vec<FileRecord>) {
+    /// What the workspace of a kept session has not heard of, and the session's files. `None` when it has ended.
+    pub async fn workspace_of(&self, session: &str) -> Option<(Pending, Vec<FileRecord>)> {
         let session = session.to_owned();
-        let found = self
-            .look_up(move |it| Ok(Some((rows::pending(it, &session)?, rows::live_files_of(it, &session)?))));
-        let (pending, files) = found.await.unwrap_or_default();
-        (pending, files.into_iter().map(|owned| owned.record).collect())
+        let found = self.look_up(move |it| {
+            let Some(_) = rows::session(it, &session)? else { return Ok(None) };
+            Ok(Some((rows::pending(it, &session)?, rows::live_files_of(it, &session)?)))
+        });
+        let (pending, files) = found.await?;
+        Some((pending, files.into_iter().map(|owned| owned.record).collect()))
     }
 
     /// The workspace has it all.
@@ -520,6 +522,14 @@ impl Objects {
     /// Can be taken once.
     pub fn expired_spaces(&self) -> Option<mpsc::UnboundedReceiver<SpaceId>> {
         self.0.ended_spaces_taken.lock().expect("nobody panics while holding it").take()
+    }
+
+    /// Somebody has used a space that may have been deleted by then, and so made it again: it is told of once more.
+    pub async fn used_late(&self, space: SpaceId) {
+        if let Ok(Ownership::Past) = self.0.store.ownership(space).await {
+            // Without a receiver nobody deletes spaces.
+            let _ = self.0.ended_spaces.send(space);
+        }
     }
 
     /// The files of an ended session's space are deleted: it is not told of again.

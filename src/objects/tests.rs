@@ -160,7 +160,7 @@ async fn what_is_acknowledged_survives_a_kill_and_nothing_else_is_left() {
         (entity.clone(), false)
     );
     assert_eq!(names(&it.objects.files_of(&entity.id).await), ["b.txt"]);
-    let pending = it.objects.workspace_of(&entity.id).await.0;
+    let pending = it.objects.workspace_of(&entity.id).await.expect("it lives").0;
     assert_eq!((names(&pending.place), pending.remove), (vec!["b.txt"], vec!["c.txt".to_owned()]));
 }
 
@@ -514,26 +514,26 @@ async fn of_equal_names_both_are_kept_and_the_workspace_gets_the_newest() {
         (b"first".to_vec(), b"second".to_vec())
     );
     assert_eq!(names(&it.objects.files_of(&entity.id).await), ["r.txt", "r.txt", "s.txt"]);
-    let pending = it.objects.workspace_of(&entity.id).await.0;
+    let pending = it.objects.workspace_of(&entity.id).await.expect("it lives").0;
     assert_eq!(pending.place, [second.clone(), other]);
     it.objects.settled(&entity.id, &pending).await;
-    assert!(it.objects.workspace_of(&entity.id).await.0.is_empty());
+    assert!(it.objects.workspace_of(&entity.id).await.expect("it lives").0.is_empty());
     // Without the newest the workspace shows the one before it; without the oldest nothing changes.
     assert!(it.objects.remove(&entity.id, &second.id).await);
-    assert_eq!(it.objects.workspace_of(&entity.id).await.0.place, std::slice::from_ref(&first));
+    assert_eq!(it.objects.workspace_of(&entity.id).await.expect("it lives").0.place, std::slice::from_ref(&first));
     let third = put(&it.objects, &who, &entity, new("r.txt"), b"third").await;
     assert!(it.objects.remove(&entity.id, &first.id).await);
-    let pending = it.objects.workspace_of(&entity.id).await.0;
+    let pending = it.objects.workspace_of(&entity.id).await.expect("it lives").0;
     assert_eq!((pending.place.clone(), pending.remove.clone()), (vec![third.clone()], Vec::new()));
     it.objects.settled(&entity.id, &pending).await;
     assert!(
         it.objects.remove(&entity.id, &third.id).await && !it.objects.remove(&entity.id, &third.id).await
     );
-    let pending = it.objects.workspace_of(&entity.id).await.0;
+    let pending = it.objects.workspace_of(&entity.id).await.expect("it lives").0;
     assert_eq!((pending.place.clone(), pending.remove.clone()), (Vec::new(), vec!["r.txt".to_owned()]));
     // What is there again is not taken away.
     put(&it.objects, &who, &entity, output("r.txt"), b"made").await;
-    assert!(it.objects.workspace_of(&entity.id).await.0.is_empty());
+    assert!(it.objects.workspace_of(&entity.id).await.expect("it lives").0.is_empty());
     it.objects.settled(&entity.id, &pending).await;
 }
 
@@ -545,16 +545,16 @@ async fn what_comes_while_a_run_places_files_is_told_to_the_next() {
     let first = put(&it.objects, &who, &entity, new("a"), b"1").await;
     let second = put(&it.objects, &who, &entity, new("a"), b"2").await;
     let lone = put(&it.objects, &who, &entity, new("b"), b"1").await;
-    let placing = it.objects.workspace_of(&entity.id).await.0;
+    let placing = it.objects.workspace_of(&entity.id).await.expect("it lives").0;
     // Meanwhile: what is being placed is deleted, and more comes.
     assert!(it.objects.remove(&entity.id, &second.id).await);
     assert!(it.objects.remove(&entity.id, &lone.id).await);
     let late = put(&it.objects, &who, &entity, new("c"), b"1").await;
     it.objects.settled(&entity.id, &placing).await;
-    let next = it.objects.workspace_of(&entity.id).await.0;
+    let next = it.objects.workspace_of(&entity.id).await.expect("it lives").0;
     assert_eq!((next.place.clone(), next.remove.clone()), (vec![first, late], vec!["b".to_owned()]));
     it.objects.settled(&entity.id, &next).await;
-    assert!(it.objects.workspace_of(&entity.id).await.0.is_empty());
+    assert!(it.objects.workspace_of(&entity.id).await.expect("it lives").0.is_empty());
 }
 
 #[tokio::test]
@@ -567,7 +567,7 @@ async fn outputs_and_files_of_sessions_without_a_workspace_are_never_pending() {
     let record = put(&it.objects, &who, &storage, new("u"), b"1").await;
     assert!(it.objects.remove(&storage.id, &record.id).await);
     for session in [&entity, &storage] {
-        assert_eq!(it.objects.workspace_of(&session.id).await.0, Pending::default());
+        assert_eq!(it.objects.workspace_of(&session.id).await.expect("it lives").0, Pending::default());
     }
 }
 

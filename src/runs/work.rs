@@ -115,8 +115,11 @@ impl Seated {
                 let records = std::mem::take(records);
                 (inputs::with_session(records.clone(), listed), records, Vec::new())
             }
-            Home::Kept(_) => {
-                let (pending, records) = runs.objects.workspace_of(&self.session.id).await;
+            Home::Kept(space) => {
+                let Some((pending, records)) = runs.objects.workspace_of(&self.session.id).await else {
+                    runs.objects.used_late(*space).await;
+                    return Err(RunRefused::Store);
+                };
                 (listed, records, settle(workspace, &runs.objects, &self.session.id, pending, &gone).await?)
             }
         };
