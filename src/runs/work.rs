@@ -20,10 +20,10 @@ use crate::inside::commands::frame::{Program as Started, Source, Start};
 use crate::languages::{Availability, Language, Program, Runtime};
 use crate::launcher::plan::{LaunchPlan, Origin, Profile, SpaceId};
 use crate::launcher::posture::Hello;
-use crate::objects::{FileRecord, Objects, Pending};
+use crate::objects::{FileRecord, Pending};
 use crate::runs::end::RunEnd;
 use crate::runs::fleeting::Fleeting;
-use crate::runs::inputs::{self, Inputs};
+use crate::runs::inputs::{self, Inputs, Layer};
 use crate::runs::outputs::{self, Before, Collected, Target};
 use crate::runs::process::{Agent, Bounds};
 use crate::runs::seat::{Home, Kernel, Seated, Turn};
@@ -106,24 +106,32 @@ impl Seated {
         started: (SystemTime, Instant),
         gone: CancellationToken,
     ) -> Result<Prepared, RunRefused> {
-        let runs = Arc::clone(&self.runs);
+        let objects = self.runs.objects.clone();
         let workspace = &guest.workspace;
-        let listed = std::mem::take(&mut self.inputs);
-        let (placed, records, mut left_out) = match &mut self.home {
-            Home::Fresh => (listed, Vec::new(), Vec::new()),
-            Home::Rebuilt(records) => {
-                let records = std::mem::take(records);
-                (inputs::with_session(records.clone(), listed), records, Vec::new())
+        let layer = Layer { workspace: Arc::clone(workspace), objects: objects.clone(), gone };
+        let mut placed = std::mem::take(&mut self.inputs);
+        let (mut records, mut left_out) = (Vec::new(), Vec::new());
+        match &mut self.home {
+            Home::Fresh => layer.together(&placed).await?,
+            Home::Rebuilt(of_session) => {
+                layer.together(&placed).await?;
+                records = std::mem::take(of_session);
+                let others;
+                (others, left_out) = inputs::of_session(records.clone(), &placed);
+                left_out.extend(layer.each(&others).await?);
+                placed.extend(others);
             }
             Home::Kept(space) => {
-                let Some((pending, records)) = runs.objects.workspace_of(&self.session.id).await else {
-                    runs.objects.used_late(*space).await;
+                let Some((pending, of_session)) = objects.workspace_of(&self.session.id).await else {
+                    objects.used_late(*space).await;
                     return Err(RunRefused::Store);
                 };
-                (listed, records, settle(workspace, &runs.objects, &self.session.id, pending, &gone).await?)
+                records = of_session;
+                taken_away(workspace, &pending.remove).await;
+                layer.together(&placed).await?;
+                left_out = settle(&layer, &self.session.id, pending, &placed).await?;
             }
-        };
-        left_out.extend(inputs::filled(workspace, &runs.objects, &placed, &gone).await?);
+        }
         // Where nothing lies, nothing is looked up.
         let before = match placed.is_empty() && workspace.is_empty() {
             true => Before::default(),
@@ -233,32 +241,36 @@ impl Seated {
     }
 }
 
-/// Tells a kept workspace what it has not heard of since its last run. Returns what found no place in it.
+/// Takes files out of a kept workspace that were deleted since its last run.
+async fn taken_away(workspace: &Arc<Workspace>, names: &[String]) {
+    if names.is_empty() {
+        return;
+    }
+    let (workspace, names) = (Arc::clone(workspace), names.to_vec());
+    let removed = tokio::task::spawn_blocking(move || {
+        for name in names {
+            if let Err(error) = workspace.remove(Path::new(&name)) {
+                tracing::warn!(%error, "a deleted file stays in a workspace");
+            }
+        }
+    });
+    drop(removed.await);
+}
+
+/// Gives a kept workspace the uploads that it has not got, beneath what the request names. Returns what found no place
+/// in it.
 async fn settle(
-    workspace: &Arc<Workspace>,
-    objects: &Objects,
+    layer: &Layer,
     session: &str,
     mut pending: Pending,
-    gone: &CancellationToken,
+    listed: &Inputs,
 ) -> Result<Vec<PathBuf>, RunRefused> {
-    let mut left_out = Vec::new();
-    if !pending.is_empty() {
-        let (removing, names) = (Arc::clone(workspace), pending.remove.clone());
-        let removed = tokio::task::spawn_blocking(move || {
-            for name in names {
-                if let Err(error) = removing.remove(Path::new(&name)) {
-                    tracing::warn!(%error, "a deleted file stays in a workspace");
-                }
-            }
-        });
-        drop(removed.await);
-        let uploads = inputs::with_session(pending.place.clone(), Inputs::new());
-        left_out = inputs::filled(workspace, objects, &uploads, gone).await?;
-        // There may be room for it next time.
-        let is_left = |record: &FileRecord| matches!(inputs::place(&record.name), Ok(Some(path)) if left_out.contains(&path));
-        pending.place.retain(|record| !is_left(record));
-    }
-    objects.settled(session, &pending).await;
+    let (uploads, mut left_out) = inputs::of_session(pending.place.clone(), listed);
+    left_out.extend(layer.each(&uploads).await?);
+    // There may be room for it next time.
+    let is_left = |record: &FileRecord| matches!(inputs::place(&record.name), Ok(Some(path)) if left_out.contains(&path));
+    pending.place.retain(|record| !is_left(record));
+    layer.objects.settled(session, &pending).await;
     Ok(left_out)
 }
 
