@@ -262,17 +262,17 @@ def a_refused_run_leaves_the_names(api):
 
 def views(daemon):
     """Workspaces that the daemon holds."""
-    return [it for it in live.descriptors(daemon.tree().daemon) if re.search("[0-9a-f]{16}$|/data$", it)]
+    return {it for it in live.descriptors(daemon.tree().daemon) if re.search("/views/0[0-9a-f]{15}$", it)}
 
 
 def a_dead_kernel_lets_its_workspace_go(api):
     """Without waiting for a call, so that the next one finds the workspace free; whoever has ended it."""
-    entity = {"entity_id": "dies"}
+    entity, others = {"entity_id": "dies"}, views(api.daemon)
     api.run("py", "open('kept.txt', 'w').write('kept'); None", "", **entity)
-    holds(views(api.daemon), "control: %s" % live.descriptors(api.daemon.tree().daemon))
+    [mine] = views(api.daemon) - others
     end = "import os, threading, time\ndef end():\n    time.sleep(0.5)\n    os.kill(os.getpid(), 9)\nthreading.Thread(target=end).start()"
     api.run("py", end, "", **entity)
-    holds(live.wait_until(lambda: not views(api.daemon), 10), views(api.daemon))
+    holds(live.wait_until(lambda: mine not in views(api.daemon), 10), "it is still held")
     api.run("py", "print(open('kept.txt').read())", "kept\n", **entity)
     for lang, code in ("bash", "cat kept.txt; echo"), ("py", "print(open('kept.txt').read())"):
         api.run("py", "kernel = 1", "", **entity)

@@ -489,7 +489,10 @@ impl Loop {
         packet::send(&self.launcher.daemon, &hello, &[])?;
         let found = self.launcher.spaces.found()?;
         if found.others > 0 {
-            tracing::warn!(count = found.others, "left alone in the folder of spaces: what is none as spaces are now");
+            tracing::warn!(
+                count = found.others,
+                "left alone in the folder of spaces: what is none as spaces are now"
+            );
         }
         for space in found.spaces {
             self.reply(&Reply::SpaceFound { space }, &[]);

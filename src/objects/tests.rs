@@ -483,6 +483,13 @@ async fn sessions_end_a_day_after_their_last_use_and_leave_nothing() {
     assert_eq!(spaces.try_recv().ok(), entity.space);
     assert_eq!(it.on_disk(), HashSet::new());
     assert_eq!(it.objects.session(&who, &run.id).await, None);
+    // A run that had its turn by then has no workspace to fill, and may have made the space again. Nobody else's goes.
+    assert!(it.objects.workspace_of(&entity.id).await.is_none());
+    let old = entity.space.expect("it has one");
+    it.objects.used_late(later.space.expect("it has one")).await;
+    it.objects.used_late(old).await;
+    assert_eq!(spaces.try_recv(), Ok(old));
+    assert!(spaces.try_recv().is_err());
     // Killed before the space was deleted: it is told of again.
     let it = it.killed();
     assert_eq!(it.objects.expired_spaces().expect("first").try_recv().ok(), entity.space);
@@ -520,7 +527,10 @@ async fn of_equal_names_both_are_kept_and_the_workspace_gets_the_newest() {
     assert!(it.objects.workspace_of(&entity.id).await.expect("it lives").0.is_empty());
     // Without the newest the workspace shows the one before it; without the oldest nothing changes.
     assert!(it.objects.remove(&entity.id, &second.id).await);
-    assert_eq!(it.objects.workspace_of(&entity.id).await.expect("it lives").0.place, std::slice::from_ref(&first));
+    assert_eq!(
+        it.objects.workspace_of(&entity.id).await.expect("it lives").0.place,
+        std::slice::from_ref(&first)
+    );
     let third = put(&it.objects, &who, &entity, new("r.txt"), b"third").await;
     assert!(it.objects.remove(&entity.id, &first.id).await);
     let pending = it.objects.workspace_of(&entity.id).await.expect("it lives").0;

@@ -170,7 +170,9 @@ impl Layer {
 fn not_put(error: &io::Error) -> RunRefused {
     tracing::info!(%error, "a file could not be put into a workspace");
     match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => RunRefused::InputsTooLarge,
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+            RunRefused::InputsTooLarge
+        }
         _ => RunRefused::InputsInTheWay,
     }
 }
