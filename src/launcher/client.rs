@@ -584,7 +584,8 @@ mod tests {
         gone.changed().await.expect("it is told");
         assert_eq!(*old.ended.borrow(), Some(End::LauncherGone));
         let new = sandbox(&client, &second, 7).await;
-        old.ender.interrupt().await;
+        let interrupted = tokio::time::timeout(Duration::from_secs(5), old.ender.interrupt());
+        interrupted.await.expect("it went to nobody");
         drop(old);
         assert_eq!(requests(&second).await, [], "an order for what another launcher made");
         assert!(new.ended.borrow().is_none() && client.is_attached());
