@@ -13,6 +13,7 @@ import http.client
 import json
 import os
 import random
+import re
 import signal
 import sqlite3
 import sys
@@ -82,11 +83,13 @@ def another_language_leaves_its_names(api):
     api.run("py", "print(x + int(open('one.txt').read()))", "42\n", **entity)
 
 
+# In pieces: a single file may not have all of it.
+FILL = "import os\nos.mkdir('.fill')\ntry:\n  for n in range(99):\n    with open('.fill/%d' % n, 'wb', 0) as f: f.write(os.urandom(1 << 20))\nexcept OSError as e: print(e.errno)"
+
+
 def an_upload_that_does_not_fit(api):
     entity = {"entity_id": "full"}
-    # In pieces: a single file may not have all of it.
-    fill = "import os\nos.mkdir('.fill')\ntry:\n  for n in range(99):\n    with open('.fill/%d' % n, 'wb', 0) as f: f.write(os.urandom(1 << 20))\nexcept OSError as e: print(e.errno)"
-    api.run("py", fill, "28\n", **entity)
+    api.run("py", FILL, "28\n", **entity)
     holds(api.upload("late.csv", b"x" * (3 << 20), "full") == 200, "the upload")
     got = api.run("py", "print('still here')", "still here\n", **entity)
     holds("late.csv was not put into the workspace: it does not fit there" in got["stderr"], got["stderr"])
@@ -228,18 +231,19 @@ def files_that_nobody_waits_for(api):
     """A request that goes away while its files are laid: its session's next run finds a workspace that nobody else writes."""
     made = api.run("py", "open('in.bin', 'wb').write(bytes([7]) * 20_000)")
     files = [{"id": made["files"][0]["id"], "session_id": made["session_id"], "name": "in%d.bin" % n} for n in range(900)]
-    code = "import glob, os, time\nfound = glob.glob('in*')\nfor f in found: os.remove(f)\ntime.sleep(0.7)\nprint(0 < len(found) < 900, len(glob.glob('in*')))"
-    met = 0
+    code = "import os, time\nfound = os.listdir()\nfor f in found: os.remove(f)\ntime.sleep(0.7)\nprint(len(found), len(os.listdir()))"
+    met = set()
     for turn in range(60):
-        if met and turn >= 8:
+        if len(met) == 2 and turn >= 8:
             break
         session = {"runtime_session_hint": "laid-%d" % turn}
         api.run("bash", "true", "", **session)
         hang_up(api, "/exec", {"lang": "bash", "code": "true", "files": files, **session}, 0.02 + 0.012 * turn)
-        some, left = api.run("py", code, **session)["stdout"].split()
+        found, left = api.run("py", code, **session)["stdout"].split()
         holds(left == "0", "%s files came behind the run's back" % left)
-        met += some == "True"
-    holds(met, "no request went away while its files were laid")
+        holds(found in ("0", "900"), "%s files of 900 were laid" % found)
+        met.add(found)
+    holds(len(met) == 2, "requests went away before their files were laid, or after it: %s" % met)
 
 
 def a_refused_run_leaves_the_names(api):
@@ -254,6 +258,95 @@ def a_refused_run_leaves_the_names(api):
     answer = api.post("py", "x = 0", files=[{"id": output["id"], "session_id": made["session_id"], "name": "input.txt"}], **entity)
     holds(answer.http != 200, answer)
     api.run("py", "print(x + 1)", "42\n", **entity)
+
+
+def views(daemon):
+    """Workspaces that the daemon holds."""
+    return {it for it in live.descriptors(daemon.tree().daemon) if re.search("/views/0[0-9a-f]{15}$", it)}
+
+
+def a_dead_kernel_lets_its_workspace_go(api):
+    """Without waiting for a call, so that the next one finds the workspace free; whoever has ended it."""
+    entity, others = {"entity_id": "dies"}, views(api.daemon)
+    api.run("py", "open('kept.txt', 'w').write('kept'); None", "", **entity)
+    [mine] = views(api.daemon) - others
+    end = "import os, threading, time\ndef end():\n    time.sleep(0.5)\n    os.kill(os.getpid(), 9)\nthreading.Thread(target=end).start()"
+    api.run("py", end, "", **entity)
+    holds(live.wait_until(lambda: mine not in views(api.daemon), 10), "it is still held")
+    api.run("py", "print(open('kept.txt').read())", "kept\n", **entity)
+    for lang, code in ("bash", "cat kept.txt; echo"), ("py", "print(open('kept.txt').read())"):
+        api.run("py", "kernel = 1", "", **entity)
+        launcher = api.daemon.tree().launcher
+        live.kill(launcher)
+        holds(live.wait_until(lambda: api.daemon.tree().launcher not in (None, launcher), 30), "no launcher came")
+        api.daemon.wait_until_healthy()
+        api.run(lang, code, "kept\n", **entity)
+
+
+def state_files(daemon, name):
+    return glob.glob(os.path.join(daemon.scratch, "data", "**", name), recursive=True)
+
+
+def spaces_that_nobody_owns_go_at_the_start(api):
+    """And no other: not a session's, not one of a number that the store has not given out yet."""
+    daemon = api.daemon
+    api.run("py", "open('mine.txt', 'w').write('mine')", entity_id="owner")
+    images = state_files(daemon, "*.img")
+    holds(images, "control: a space is an image here")
+    folder, numbers = os.path.dirname(images[0]), [int(os.path.basename(it)[:16], 16) for it in images]
+    [path] = state_files(daemon, "caisson.db")
+    with contextlib.closing(sqlite3.connect(path)) as store:
+        # One was given out and is gone from the records.
+        past = store.execute("INSERT INTO spaces (session) VALUES ('past')").lastrowid
+        store.execute("DELETE FROM spaces WHERE space = ?", (past,))
+        store.commit()
+    holds(past not in numbers, (past, numbers))
+    left = {name: os.path.join(folder, name) for name in ("%016x.img" % past, "%016x.img" % (past + 50), "%016x" % past, "odd")}
+    for target in left.values():
+        os.mkdir(target) if target.endswith("%016x" % past) else open(target, "w").close()
+    launcher = daemon.tree().launcher
+    live.kill(launcher)
+    holds(live.wait_until(lambda: not os.path.exists(left["%016x.img" % past]), 60), "it is still there")
+    daemon.wait_until_healthy()
+    api.run("py", "print(open('mine.txt').read())", "mine\n", entity_id="owner")
+    holds([name for name, target in left.items() if not os.path.exists(target)] == ["%016x.img" % past], os.listdir(folder))
+    holds(all(os.path.exists(image) for image in images), (images, os.listdir(folder)))
+    for target in list(left.values())[1:]:
+        os.rmdir(target) if os.path.isdir(target) else os.unlink(target)
+
+
+def files_of_a_request_are_laid_together(api):
+    """All of them or none, before what is left of uploads, and what lies there stays where they do not fit."""
+    entity = {"entity_id": "together"}
+
+    def stored(**sizes):
+        code = "\n".join("open('%s', 'wb').write(b'%s' * (%d << 18))" % (name, name[0], size) for name, size in sizes.items())
+        made = api.run("py", code)
+        return {it["name"]: {"id": it["id"], "session_id": made["session_id"], "name": it["name"]} for it in made["files"]}
+
+    first = stored(a=12, b=12, small=1)
+    api.run("bash", "stat -c %s a b", "%d\n%d\n" % (12 << 18, 12 << 18), files=[first["a"], first["b"]], **entity)
+    # Named again, they need no room: not even when there is none.
+    api.run("py", FILL, "28\n", **entity)
+    api.run("bash", "stat -c %s a b", "%d\n%d\n" % (12 << 18, 12 << 18), files=[first["a"], first["b"]], **entity)
+    # Changed ones that do not fit: nothing is changed, not even what would fit.
+    second = stored(a=13, b=13)
+    sums = api.run("bash", "md5sum a b; ls -AR", **entity)["stdout"]
+    for files in [second["a"], second["b"]], [first["small"], second["a"]], [first["small"], {**second["b"], "name": "deep/er/b"}]:
+        answer = api.post("bash", "true", files=files, **entity)
+        holds(answer.http == 413, answer)
+        api.run("bash", "md5sum a b; ls -AR", sums, **entity)
+    # Before uploads that wait: of the two only one fits.
+    api.run("bash", "rm b .fill/0", **entity)
+    holds(api.upload("late", b"l" * (5 << 20), "together") == 200, "the upload")
+    got = api.run("bash", "stat -c %s a; ls", "%d\na\n" % (13 << 18), files=[second["a"]], **entity)
+    holds("late was not put into the workspace" in got["stderr"], got["stderr"])
+    # And none takes the place of what is named.
+    holds(api.upload("a/b", b"x", "together") == 200, "the upload")
+    got = api.run("bash", "stat -c %s a", "%d\n" % (13 << 18), files=[second["a"]], **entity)
+    holds("a/b was not put into the workspace" in got["stderr"], got["stderr"])
+    answer = api.post("bash", "ls", files=[first["small"], {**first["small"], "name": "small/under"}])
+    holds(answer.http == 409, answer)
 
 
 def a_flood_ends_a_kept_python(api):
@@ -413,6 +506,9 @@ def main():
                 ("a refused run leaves a session's names", a_refused_run_leaves_the_names),
                 ("callers that hang up", callers_that_hang_up),
                 ("files that nobody waits for", files_that_nobody_waits_for),
+                ("files of a request are laid together or not at all", files_of_a_request_are_laid_together),
+                ("a dead kernel lets its workspace go", a_dead_kernel_lets_its_workspace_go),
+                ("spaces that nobody owns go at the start", spaces_that_nobody_owns_go_at_the_start),
             ])
         kernel = {**KEYS, "AIO_CODE_BACKEND": "auto", "CAISSON_PYTHON_ENV": PYTHON_ENV}
         with live.Daemon("sessions-kernel", kernel) as daemon:

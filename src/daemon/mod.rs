@@ -27,7 +27,7 @@ use crate::objects::{ObjectLimits, Objects};
 use crate::policy::LanguageEntry;
 use crate::runs::{Runs, RunsConfig};
 use crate::server::{AppState, Wired, serve, serve_stdio};
-use crate::store::Store;
+use crate::store::{Ownership, Store};
 use crate::sys::{packet, reactor};
 use crate::tenant::Tenants;
 use crate::tenant::quota::CellQuota;
@@ -102,6 +102,7 @@ async fn live(start: DaemonStart, control: OwnedFd, inherited: Vec<OwnedFd>) -> 
     };
     let objects = Objects::open(&start.dir.join(OBJECTS_DIR), store.clone(), object_limits(&start.config))?;
     tokio::spawn(Objects::sweep(objects.downgrade()));
+    tokio::spawn(clear_left_spaces(launcher.clone(), store.clone(), objects.clone()));
     let config = runs_config(&start.config);
     let surroundings = Surroundings { toolchains, memory_mib: config.memory_mib_max };
     let languages = Arc::new(Languages::new(&start.languages, &surroundings));
@@ -192,6 +193,33 @@ async fn keep_launcher(control: OwnedFd, client: Client, shutdown: CancellationT
     }
     // Without a supervisor nobody starts anything again: end in order.
     shutdown.cancel();
+}
+
+/// Deletes what a launcher finds of spaces that have no owner any more: they count among those there may be. What this
+/// store cannot know is somebody's, as far as we can tell.
+async fn clear_left_spaces(launcher: Client, store: Store, objects: Objects) {
+    let Some(mut found) = launcher.found_spaces() else { return };
+    let mut strange = 0_u64;
+    while let Some(space) = found.recv().await {
+        match store.ownership(space).await {
+            Ok(Ownership::Owned) => {}
+            Ok(Ownership::Past) => match launcher.delete_space(space).await {
+                Ok(()) => {
+                    tracing::info!(%space, "a space that was left without an owner is deleted");
+                    objects.space_deleted(space).await;
+                }
+                Err(error) => tracing::warn!(%space, %error, "a space without an owner was not deleted"),
+            },
+            Ok(Ownership::Strange) => {
+                strange += 1;
+                // At 1, 2, 4, 8 …: with a store that was lost it is all of them.
+                if strange.is_power_of_two() {
+                    tracing::warn!(%space, strange, "left alone: a space that this store has never given out");
+                }
+            }
+            Err(error) => tracing::warn!(%space, %error, "whose a space is could not be looked up"),
+        }
+    }
 }
 
 /// What one tenant may have running: with others beside it never all there is.

@@ -48,6 +48,8 @@ struct Pending {
 #[derive(Default)]
 struct Books {
     calls: HashMap<u64, Pending>,
+    /// Files of its space that are read here. They keep its image mounted, so none outlives it.
+    opened: HashMap<u64, Arc<OwnedFd>>,
     is_dead: bool,
     last_used: Option<Instant>,
 }
@@ -99,6 +101,13 @@ impl Helper {
         Ok(Helper { shared, next: AtomicU64::new(1), device: 0, reader, ender: Mutex::new(ender) })
     }
 
+    /// Whose files lie on this device.
+    #[cfg(test)]
+    pub(super) fn on(mut self, device: u64) -> Helper {
+        self.device = device;
+        self
+    }
+
     async fn space(&self) -> io::Result<u64> {
         let call = Call { op: Op::Space, time_ms_max: 0 };
         let gone = |_| io::Error::other("the file helper ended before it answered");
@@ -147,10 +156,43 @@ impl Helper {
         Ok(ticket)
     }
 
-    /// Refuses what is none of the space's files.
-    pub(super) fn check(&self, descriptor: &OwnedFd) -> io::Result<()> {
-        check(descriptor, self.device)
+    /// Keeps an open file of the space for as long as somebody reads it and the helper lives. Refuses what is none of
+    /// the space's files.
+    pub(super) fn keep(self: Arc<Self>, file: OwnedFd) -> io::Result<Opened> {
+        check(&file, self.device)?;
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut books = self.shared.books();
+        if books.is_dead {
+            return Err(ended());
+        }
+        books.opened.insert(number, Arc::new(file));
+        drop(books);
+        Ok(Opened { helper: self, number })
     }
+}
+
+/// An open file of a space. The helper is not ended while it is there, and so the space stays open.
+pub(super) struct Opened {
+    helper: Arc<Helper>,
+    number: u64,
+}
+
+impl Opened {
+    /// The file, to be used and not held.
+    pub(super) fn file(&self) -> io::Result<Arc<OwnedFd>> {
+        self.helper.shared.books().opened.get(&self.number).cloned().ok_or_else(ended)
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let closed = self.helper.shared.books().opened.remove(&self.number);
+        drop(closed);
+    }
+}
+
+fn ended() -> io::Error {
+    io::Error::other("the file helper ended before the file was read")
 }
 
 /// What a helper hands back to be read is a regular file of the space, opened for that, and never makes a reader
@@ -250,11 +292,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Its calls hear that there will be no answer.
+    /// Its calls hear that there will be no answer, and its files are let go of.
     fn fail(&self) {
         let mut books = self.books();
         books.is_dead = true;
         books.calls.clear();
+        books.opened.clear();
     }
 }
 

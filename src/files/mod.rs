@@ -341,15 +341,11 @@ impl Operation {
     pub async fn open(self, path: &str) -> Result<Download, FileError> {
         let (helper, reply) = self.ask(Op::Open { path: path.to_owned() }, &[]).await?;
         reply.answered.map_err(fault_of)?;
-        let checked = reply.descriptor.filter(|descriptor| match helper.check(descriptor) {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::error!(%error, "a download is refused");
-                false
-            }
-        });
-        let file = checked.ok_or(FileError::Unavailable)?;
-        Ok(Download::new(file, self.permits))
+        let opened = helper.keep(reply.descriptor.ok_or(FileError::Unavailable)?).map_err(|error| {
+            tracing::error!(%error, "a download is refused");
+            FileError::Unavailable
+        })?;
+        Ok(Download::new(opened, self.permits))
     }
 
     /// A file on its way in, to `path` if that is known by now.

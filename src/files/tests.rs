@@ -163,6 +163,32 @@ async fn an_idle_helper_is_ended_and_a_busy_one_is_not() {
     assert!(seen[0] > 0 && seen[1] == 0, "its call, and the end: {seen:?}");
 }
 
+#[tokio::test]
+async fn an_open_file_keeps_its_helper_and_goes_with_it() {
+    let (ours, theirs) = packet::pair().expect("a socket");
+    let mut file = tempfile::tempfile().expect("a file");
+    file.write_all(b"text").expect("room");
+    let device = rustix::fs::fstat(&file).expect("there").st_dev;
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
+    let reading = || rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).expect("opened");
+    let helper = Arc::new(Helper::over(ours, None).expect("in the reactor").on(device));
+    let opened = Arc::clone(&helper).keep(reading()).expect("as asked");
+    let held = Arc::downgrade(&opened.file().expect("open"));
+    assert!(held.upgrade().is_some() && Arc::strong_count(&helper) == 2, "it is not idle");
+    // Nobody reads: it goes all the same.
+    drop(theirs);
+    for _ in 0..100 {
+        if !helper.is_alive() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(held.upgrade().is_none(), "it is held, and so is its space");
+    assert!(opened.file().is_err());
+    assert!(Arc::clone(&helper).keep(reading()).is_err());
+}
+
 fn files() -> (TempDir, Arc<Files>) {
     let folder = TempDir::new().expect("a folder");
     let store = Store::open(&folder.path().join("store")).expect("a store");

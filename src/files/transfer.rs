@@ -12,7 +12,7 @@ use rustix::fs::fstat;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::unix::AsyncFd;
 
-use super::helper::{Helper, Reply, Ticket};
+use super::helper::{Helper, Opened, Reply, Ticket};
 use super::wire::{Answer, Finish, Op, TreeMode};
 use super::{FileError, Files, Key, Permits, fault_of};
 use crate::sys::reactor;
@@ -41,22 +41,22 @@ impl Version {
     }
 }
 
-/// An open file of a space.
+/// An open file of a space. When its helper ends, so does it, however slowly it is read.
 #[derive(Clone)]
 pub struct Download {
-    file: Arc<OwnedFd>,
+    opened: Arc<Opened>,
     /// Counts among the tenant's operations for as long as it is read.
     _permits: Arc<Permits>,
 }
 
 impl Download {
-    pub(super) fn new(file: OwnedFd, permits: Permits) -> Download {
-        Download { file: Arc::new(file), _permits: Arc::new(permits) }
+    pub(super) fn new(opened: Opened, permits: Permits) -> Download {
+        Download { opened: Arc::new(opened), _permits: Arc::new(permits) }
     }
 
     /// Its state now.
     pub fn version(&self) -> io::Result<Version> {
-        let stat = fstat(&self.file)?;
+        let stat = fstat(self.opened.file()?)?;
         Ok(Version {
             bytes: stat.st_size.cast_unsigned(),
             inode: stat.st_ino,
@@ -67,7 +67,7 @@ impl Download {
 
     /// Up to [`PIECE_BYTES`] from `offset`, at most `bytes_max`; empty behind the end.
     pub async fn piece(&self, offset: u64, bytes_max: u64) -> io::Result<Bytes> {
-        let file = Arc::clone(&self.file);
+        let file = self.opened.file()?;
         let wanted = bytes_max.min(PIECE_BYTES as u64) as usize;
         // A disk can keep a reader waiting, and the runtime's threads serve everybody.
         let read = tokio::task::spawn_blocking(move || {

@@ -201,6 +201,12 @@ impl Interpreter {
         self.end().is_none()
     }
 
+    /// Resolves once the launcher has seen its end.
+    pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut ended = self.ended.clone();
+        async move { seen_ended(&mut ended).await }
+    }
+
     /// How it ended, if it did.
     pub fn end(&self) -> Option<End> {
         *self.ended.borrow()

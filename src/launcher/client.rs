@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::net::RecvFlags;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use crate::launcher::plan::{
     Attestation, End, HELLO_BYTES_MAX, LaunchPlan, REPLY_BYTES, Reply, Request, SandboxId, SpaceId, Step,
@@ -65,16 +65,18 @@ pub struct Sandbox {
 #[derive(Debug)]
 pub struct Ender {
     id: SandboxId,
+    /// Whose word that id is: the next launcher gives the same numbers to others.
+    launcher: u64,
     client: Client,
 }
 
 impl Ender {
     /// Sends SIGINT to the sandbox's interpreter; resolves once the launcher has, or is gone.
     pub fn interrupt(&self) -> impl Future<Output = ()> + Send + use<> {
-        let (sandbox, client) = (self.id, self.client.clone());
+        let (sandbox, launcher, client) = (self.id, self.launcher, self.client.clone());
         async move {
             let (answer, waiting) = oneshot::channel();
-            let sent = client.send(|seq, state| {
+            let sent = client.send_to(launcher, |seq, state| {
                 state.interrupts.insert(seq, answer);
                 Request::Interrupt { seq, sandbox }
             });
@@ -91,13 +93,13 @@ impl Ender {
 #[cfg(test)]
 impl Ender {
     pub(crate) fn of_nobody(id: SandboxId) -> Ender {
-        Ender { id, client: Client::new() }
+        Ender { id, launcher: 0, client: Client::new() }
     }
 }
 
 impl Drop for Ender {
     fn drop(&mut self) {
-        self.client.end(self.id);
+        self.client.end(self.launcher, self.id);
     }
 }
 
@@ -110,10 +112,15 @@ pub struct Client {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
+    /// Held while a launcher is attached: the next one's books are opened when the last one's are closed.
+    attached: tokio::sync::Mutex<()>,
     /// What the launcher of the day reported about itself; replaced when a new one comes.
     hello: watch::Sender<Option<Arc<Hello>>>,
     /// How many launchers have ended.
     gone: watch::Sender<u64>,
+    /// Spaces that launchers found at their start, for whoever takes the other end.
+    found: mpsc::UnboundedSender<SpaceId>,
+    found_taken: Mutex<Option<mpsc::UnboundedReceiver<SpaceId>>>,
     /// Something waits in the outbox.
     unsent: Notify,
     window: Arc<Semaphore>,
@@ -139,6 +146,9 @@ struct Launching {
 #[derive(Debug, Default)]
 struct State {
     socket: Option<Arc<AsyncFd<OwnedFd>>>,
+    /// Which launcher it is, counted from the first.
+    launcher: u64,
+    /// Goes on from one launcher to the next, so that no answer is ever somebody else's.
     seq: u64,
     /// What the socket had no room for. Bounded by the sandboxes there can be and [`LAUNCHES_MAX`].
     outbox: VecDeque<Request>,
@@ -154,8 +164,20 @@ impl Client {
         let (hello, gone) = (watch::channel(None).0, watch::channel(0).0);
         let state = Mutex::new(State::default());
         let window = Arc::new(Semaphore::new(LAUNCHES_MAX));
-        let (unsent, windows) = (Notify::new(), Mutex::default());
-        Client { shared: Arc::new(Shared { state, hello, gone, unsent, window, windows }) }
+        let (found, taken) = mpsc::unbounded_channel();
+        Client {
+            shared: Arc::new(Shared {
+                state,
+                attached: tokio::sync::Mutex::default(),
+                hello,
+                gone,
+                found,
+                found_taken: Mutex::new(Some(taken)),
+                unsent: Notify::new(),
+                window,
+                windows: Mutex::default(),
+            }),
+        }
     }
 
     /// Takes a connected socket of a launcher and serves it until that launcher is gone. Must run inside the
@@ -164,7 +186,12 @@ impl Client {
         rustix::io::ioctl_fionbio(&socket, true)?;
         let socket = Arc::new(reactor::register(socket)?);
         let hello = Self::read_hello(&socket).await?;
-        self.lock().socket = Some(Arc::clone(&socket));
+        let _attached = self.shared.attached.lock().await;
+        {
+            let mut state = self.lock();
+            state.launcher += 1;
+            state.socket = Some(Arc::clone(&socket));
+        }
         self.shared.hello.send_replace(Some(Arc::new(hello)));
         let result = tokio::select! {
             read = self.read_replies(&socket) => read,
@@ -182,6 +209,11 @@ impl Client {
     /// Changes each time a launcher is gone, after all its sandboxes have got their end.
     pub fn gone(&self) -> watch::Receiver<u64> {
         self.shared.gone.subscribe()
+    }
+
+    /// What each launcher finds of spaces at its start, somebody's or nobody's. Can be taken once.
+    pub fn found_spaces(&self) -> Option<mpsc::UnboundedReceiver<SpaceId>> {
+        self.shared.found_taken.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// True while a launcher is attached.
@@ -252,15 +284,35 @@ impl Client {
         }
     }
 
-    fn end(&self, sandbox: SandboxId) {
-        if let Err(error) = self.send(|seq, _| Request::End { seq, sandbox }) {
+    fn end(&self, launcher: u64, sandbox: SandboxId) {
+        if let Err(error) = self.send_to(launcher, |seq, _| Request::End { seq, sandbox }) {
             tracing::debug!(%sandbox, %error, "end request not sent; the launcher ends it with itself");
         }
     }
 
     /// Builds and sends one request under the lock, so that `seq` grows in the order of the packets.
     fn send(&self, build: impl FnOnce(u64, &mut State) -> Request) -> Result<u64, LaunchError> {
-        let mut state = self.lock();
+        self.send_under(self.lock(), build)
+    }
+
+    /// The same for what names a sandbox: to the launcher that has it, and to no other.
+    fn send_to(
+        &self,
+        launcher: u64,
+        build: impl FnOnce(u64, &mut State) -> Request,
+    ) -> Result<u64, LaunchError> {
+        let state = self.lock();
+        if state.launcher != launcher {
+            return Err(LaunchError::Gone);
+        }
+        self.send_under(state, build)
+    }
+
+    fn send_under(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        build: impl FnOnce(u64, &mut State) -> Request,
+    ) -> Result<u64, LaunchError> {
         let socket = state.socket.clone().ok_or(LaunchError::Gone)?;
         state.seq += 1;
         let seq = state.seq;
@@ -356,6 +408,8 @@ impl Client {
                     drop(waiting.send(result));
                 }
             }
+            // Nobody looks after them in a daemon without a store.
+            Reply::SpaceFound { space } => drop(self.shared.found.send(space)),
             Reply::Interrupted { seq } => {
                 let waiting = self.lock().interrupts.remove(&seq);
                 if let Some(waiting) = waiting {
@@ -378,7 +432,7 @@ impl Client {
         let (Some(requests), Some(events), Some(stdout), Some(stderr)) = (next(), next(), next(), next())
         else {
             tracing::error!(sandbox = %id, "launched without its four descriptors");
-            self.end(id);
+            self.end(self.lock().launcher, id);
             return None;
         };
         for pipe in [&requests, &events, &stdout, &stderr] {
@@ -388,15 +442,18 @@ impl Client {
         }
         let view = descriptors.next();
         let (sender, ended) = watch::channel(None);
-        self.lock().live.insert(id, sender);
-        let ender = Ender { id, client: self.clone() };
+        let launcher = {
+            let mut state = self.lock();
+            state.live.insert(id, sender);
+            state.launcher
+        };
+        let ender = Ender { id, launcher, client: self.clone() };
         Some(Sandbox { id, space, attestation, requests, events, stdout, stderr, view, ended, ender })
     }
 
     fn forget_launcher(&self) {
         let mut state = self.lock();
         state.socket = None;
-        state.seq = 0;
         state.outbox.clear();
         let launches = std::mem::take(&mut state.launches);
         let deletions = std::mem::take(&mut state.deletions);
@@ -460,15 +517,46 @@ mod tests {
         LaunchPlan::new(SpaceId(space), Profile::Node, Origin::Strict)
     }
 
+    /// A launcher's end of the client's socket.
+    fn attached(client: &Client) -> OwnedFd {
+        let (ours, theirs) = packet::pair().expect("a socket");
+        let client = client.clone();
+        tokio::spawn(async move { client.attach(ours).await });
+        packet::send(&theirs, &serde_json::to_vec(&hello()).expect("JSON"), &[]).expect("room");
+        theirs
+    }
+
     /// A client, and its launcher's end of the socket.
     async fn greeted() -> (Client, OwnedFd) {
-        let (ours, theirs) = packet::pair().expect("a socket");
         let client = Client::new();
-        let attached = client.clone();
-        tokio::spawn(async move { attached.attach(ours).await });
-        packet::send(&theirs, &serde_json::to_vec(&hello()).expect("JSON"), &[]).expect("room");
+        let theirs = attached(&client);
         client.hello().wait_for(Option::is_some).await.expect("greeted");
         (client, theirs)
+    }
+
+    /// The requests that the launcher has been sent by now.
+    async fn requests(socket: &OwnedFd) -> Vec<Request> {
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        let mut found = Vec::new();
+        let mut buffer = [0_u8; REQUEST_BYTES];
+        while let Ok((length @ 1.., _)) = packet::receive(socket, &mut buffer, RecvFlags::DONTWAIT) {
+            found.push(Request::decode(&buffer[..length]).expect("one of ours"));
+        }
+        found
+    }
+
+    /// A sandbox that this launcher gives the number `id`.
+    async fn sandbox(client: &Client, theirs: &OwnedFd, id: u64) -> Sandbox {
+        let launching = {
+            let client = client.clone();
+            tokio::spawn(async move { client.launch(plan(1)).await })
+        };
+        let [Request::Launch { seq, .. }] = requests(theirs).await[..] else { panic!("no launch") };
+        let pipes: Vec<OwnedFd> = (0..4).map(|_| std::io::pipe().expect("a pipe").0.into()).collect();
+        let pipes: Vec<_> = pipes.iter().map(AsFd::as_fd).collect();
+        let reply = Reply::Launched { seq, sandbox: SandboxId(id), attestation: Attestation::default() };
+        packet::send(theirs, &reply.encode(), &pipes).expect("room");
+        launching.await.expect("no panic").expect("launched")
     }
 
     fn launched(client: &Client, space: u64) -> JoinHandle<Result<SandboxId, LaunchError>> {
@@ -478,15 +566,32 @@ mod tests {
 
     /// The plans that the launcher has been sent by now.
     async fn asked(socket: &OwnedFd) -> Vec<(u64, u64)> {
-        tokio::time::sleep(Duration::from_millis(60)).await;
-        let mut found = Vec::new();
-        let mut buffer = [0_u8; REQUEST_BYTES];
-        while let Ok((length, _)) = packet::receive(socket, &mut buffer, RecvFlags::DONTWAIT) {
-            if let Ok(Request::Launch { seq, plan }) = Request::decode(&buffer[..length]) {
-                found.push((seq, plan.space.0));
-            }
-        }
-        found
+        let launch = |request| match request {
+            Request::Launch { seq, plan } => Some((seq, plan.space.0)),
+            _ => None,
+        };
+        requests(socket).await.into_iter().filter_map(launch).collect()
+    }
+
+    #[tokio::test]
+    async fn a_dead_launchers_sandboxes_give_the_next_one_no_orders() {
+        let (client, first) = greeted().await;
+        let old = sandbox(&client, &first, 7).await;
+        // The next one is there before the end of the last one was heard.
+        let second = attached(&client);
+        let mut gone = client.gone();
+        drop(first);
+        gone.changed().await.expect("it is told");
+        assert_eq!(*old.ended.borrow(), Some(End::LauncherGone));
+        let new = sandbox(&client, &second, 7).await;
+        let interrupted = tokio::time::timeout(Duration::from_secs(5), old.ender.interrupt());
+        interrupted.await.expect("it went to nobody");
+        drop(old);
+        assert_eq!(requests(&second).await, [], "an order for what another launcher made");
+        assert!(new.ended.borrow().is_none() && client.is_attached());
+        drop(new);
+        let orders = requests(&second).await;
+        assert!(matches!(orders[..], [Request::End { sandbox: SandboxId(7), .. }]), "control: {orders:?}");
     }
 
     #[tokio::test]

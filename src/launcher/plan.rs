@@ -366,6 +366,10 @@ pub enum Reply {
     Interrupted {
         seq: u64,
     },
+    /// After the greeting: an earlier launcher has left this space. Whether it is still somebody's is not known here.
+    SpaceFound {
+        space: SpaceId,
+    },
 }
 
 /// A packet that is no message of this vocabulary.
@@ -488,6 +492,10 @@ impl Reply {
                 out[0] = 5;
                 out[8..16].copy_from_slice(&seq.to_le_bytes());
             }
+            Reply::SpaceFound { space } => {
+                out[0] = 6;
+                out[16..24].copy_from_slice(&space.0.to_le_bytes());
+            }
         }
         out
     }
@@ -528,6 +536,7 @@ impl Reply {
             }),
             4 => Ok(Reply::SpaceDeleted { seq, errno: i32::from_le_bytes(word) }),
             5 => Ok(Reply::Interrupted { seq }),
+            6 => Ok(Reply::SpaceFound { space: SpaceId(id) }),
             _ => Err(Malformed),
         }
     }
@@ -595,6 +604,7 @@ mod tests {
             Reply::Ended { sandbox: SandboxId(3), end: End::CpuSpent },
             Reply::SpaceDeleted { seq: 4, errno: 0 },
             Reply::Interrupted { seq: 5 },
+            Reply::SpaceFound { space: SpaceId(6) },
         ] {
             assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
         }

@@ -35,7 +35,7 @@ use crate::launcher::release;
 use crate::launcher::rules::Rules;
 use crate::launcher::settings::Throwaway;
 use crate::launcher::shell::{AtStep, Left, Lot, Maker, NotStarted, Shell, StepError, failure};
-use crate::launcher::spaces::Spaces;
+use crate::launcher::spaces::{Spaces, is_busy};
 use crate::launcher::throttle::Throttle;
 use crate::launcher::wire::STATUS_BYTES;
 use crate::launcher::zygotes::{self, Ground, Nursery, Zygote};
@@ -57,6 +57,10 @@ const READY_LINGER: Duration = Duration::from_secs(60);
 const SANDBOXES_MAX: usize = 4096;
 /// Plans waiting for a shell at once.
 const WAITING_MAX: usize = 1024;
+/// How soon a plan for a space that somebody still holds is tried again, and for how long. The thread does other things
+/// meanwhile.
+const BUSY_WAIT: Duration = Duration::from_millis(10);
+const BUSY_MAX: Duration = Duration::from_secs(2);
 /// Between two looks at the processor time of programs that are thrown away.
 const CPU_LOOK: Duration = Duration::from_millis(250);
 /// How long the end may take before the kernel does the rest.
@@ -175,6 +179,7 @@ enum Stage {
 struct Order {
     seq: u64,
     plan: LaunchPlan,
+    since: Instant,
     /// It has been tried once, by a zygote that died over it.
     retried: bool,
 }
@@ -197,6 +202,8 @@ struct Loop {
     removing: VecDeque<(Leaf, Instant)>,
     husks: Husks,
     deleting: Vec<(u64, SpaceId)>,
+    /// Plans for spaces that somebody still holds, and when each is tried again.
+    held_up: VecDeque<(Order, Instant)>,
     /// For what the daemon can make us log.
     throttle: Throttle,
     /// Sandboxes in want of memory, when to look at them again, and until when.
@@ -283,6 +290,7 @@ impl Launcher {
             removing: VecDeque::new(),
             husks: Husks::default(),
             deleting: Vec::new(),
+            held_up: VecDeque::new(),
             throttle: Throttle::new(Instant::now()),
             in_want: VecDeque::new(),
             look_at_cpu: None,
@@ -356,11 +364,12 @@ impl Loop {
         let linger = lingers.then(|| self.traffic.values().map(|last| *last + READY_LINGER).min()).flatten();
         let spaces = self.launcher.spaces.idle_at().into_iter().chain(self.launcher.spaces.tally_at()).min();
         let removing = self.removing.front().map(|(_, at)| *at);
+        let held_up = self.held_up.front().map(|(_, at)| *at);
         let removing = removing.into_iter().chain(self.throttle.due()).min();
         let ending = self.ending.map(|since| since + END_TIMEOUT).or(self.launcher.abandoned.next_try);
         let in_want = self.in_want.front().map(|(_, at, _)| *at).into_iter().chain(self.look_at_cpu).min();
         let timers = stages.chain(zygotes).chain(refill).chain(linger).chain(spaces);
-        timers.chain(removing).chain(in_want).chain(ending).min()
+        timers.chain(removing).chain(held_up).chain(in_want).chain(ending).min()
     }
 
     fn on_timers(&mut self, now: Instant) {
@@ -386,6 +395,7 @@ impl Loop {
             return;
         }
         self.launcher.abandoned.tend(&self.launcher.cgroups, now);
+        self.retry_held_up(now);
         if let Some(space) = self.launcher.spaces.tally(now) {
             self.end_overfull(space);
         }
@@ -459,13 +469,35 @@ impl Loop {
         }
     }
 
+    /// Each once: what is still held is put behind the others.
+    fn retry_held_up(&mut self, now: Instant) {
+        for _ in 0..self.held_up.len() {
+            match self.held_up.pop_front() {
+                Some((order, at)) if now >= at => self.on_launch(order),
+                Some(waiting) => self.held_up.push_back(waiting),
+                None => {}
+            }
+        }
+    }
+
     // ---- the daemon -------------------------------------------------------------------------------------
 
     fn greet(&mut self) -> io::Result<()> {
         let serving = |nursery: &Nursery| nursery.serving().map(|_| nursery.profile);
         self.launcher.hello.warm = self.launcher.nurseries.iter().filter_map(serving).collect();
         let hello = serde_json::to_vec(&self.launcher.hello)?;
-        packet::send(&self.launcher.daemon, &hello, &[])
+        packet::send(&self.launcher.daemon, &hello, &[])?;
+        let found = self.launcher.spaces.found()?;
+        if found.others > 0 {
+            tracing::warn!(
+                count = found.others,
+                "left alone in the folder of spaces: what is none as spaces are now"
+            );
+        }
+        for space in found.spaces {
+            self.reply(&Reply::SpaceFound { space }, &[]);
+        }
+        Ok(())
     }
 
     fn on_daemon(&mut self) {
@@ -504,7 +536,9 @@ impl Loop {
 
     fn on_request(&mut self, request: Request) {
         match request {
-            Request::Launch { seq, plan } => self.on_launch(Order { seq, plan, retried: false }),
+            Request::Launch { seq, plan } => {
+                self.on_launch(Order { seq, plan, since: Instant::now(), retried: false });
+            }
             Request::End { sandbox, .. } => self.end_sandbox(sandbox.0),
             Request::Interrupt { seq, sandbox } => {
                 self.interrupt(sandbox.0);
@@ -565,8 +599,8 @@ impl Loop {
     fn check(&self, plan: &LaunchPlan) -> Result<(), StepError> {
         let refuse = |errno: rustix::io::Errno| Err(StepError { step: Step::Plan, source: errno.into() });
         let known = self.launcher.programs.has(plan.profile, plan.interpreter);
-        let waiting =
-            self.entries.values().filter(|entry| matches!(entry.stage, Stage::Booting { .. })).count();
+        let booting = self.entries.values().filter(|entry| matches!(entry.stage, Stage::Booting { .. }));
+        let waiting = booting.count() + self.held_up.len();
         match () {
             () if self.ending.is_some() => refuse(rustix::io::Errno::SHUTDOWN),
             () if plan.space.0 == 0 => refuse(rustix::io::Errno::INVAL),
@@ -603,6 +637,16 @@ impl Loop {
 
     fn delete_space(&mut self, seq: u64, space: SpaceId) {
         self.deleting.push((seq, space));
+        // Nothing is made for it any more, ahead or late: that would make it again.
+        self.traffic.retain(|(of, _), _| *of != space);
+        for (order, at) in mem::take(&mut self.held_up) {
+            if order.plan.space == space {
+                let source = rustix::io::Errno::CANCELED.into();
+                self.refuse(order.seq, &StepError { step: Step::SpaceOpen, source });
+            } else {
+                self.held_up.push_back((order, at));
+            }
+        }
         let ids: Vec<u64> =
             self.entries.iter().filter(|(_, entry)| entry.shell.space == space).map(|(id, _)| *id).collect();
         for id in ids {
@@ -655,6 +699,9 @@ impl Loop {
             }
             Err(error) => {
                 match order {
+                    Some(order) if waits_for_space(&order, &error) => {
+                        self.held_up.push_back((order, Instant::now() + BUSY_WAIT));
+                    }
                     Some(order) => self.refuse(order.seq, &error),
                     None => self.not_made(key, &error),
                 }
@@ -1202,6 +1249,7 @@ impl Loop {
             tracing::info!(why, sandboxes = self.entries.len(), "launcher ends");
             self.ending = Some(Instant::now());
             let _ = epoll::delete(&self.epoll, &self.launcher.daemon);
+            self.held_up.clear();
             for id in self.entries.keys().copied().collect::<Vec<u64>>() {
                 self.end_sandbox(id);
             }
@@ -1331,6 +1379,11 @@ impl Loop {
         }
         Ok(())
     }
+}
+
+/// Whether a plan may wait for whoever still holds its space.
+fn waits_for_space(order: &Order, error: &StepError) -> bool {
+    error.step == Step::SpaceOpen && is_busy(&error.source) && order.since.elapsed() < BUSY_MAX
 }
 
 fn space_name(space: SpaceId) -> String {

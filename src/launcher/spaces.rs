@@ -46,9 +46,8 @@ const TRANSIENT_MAX: usize = 4096;
 /// Between two looks at what the folders in use hold, and how much of one is looked at in a turn of the loop.
 const TALLY_EVERY: Duration = Duration::from_secs(5);
 const TALLY_ENTRIES: usize = 512;
-/// How long the folder may be another launcher's, and an image in use by a mount that is going away.
+/// How long the folder may be another launcher's.
 const FOLDER_WAIT: Duration = Duration::from_secs(10);
-const IMAGE_WAIT: Duration = Duration::from_secs(2);
 /// What ext4 needs beside the files: inode tables, journal, group descriptors.
 const OVERHEAD_BYTES: u64 = 20 * 1024 * 1024;
 /// Megabytes of journal: a kill of the machine costs a replay, not the files.
@@ -100,6 +99,15 @@ pub struct Spaces {
     looking: Looking,
     /// Held for life: two launchers over one folder would mount the same images. One of each folder.
     _locks: Vec<File>,
+}
+
+/// What lies in the folder of spaces.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Spaces of the kind that they are now.
+    pub spaces: Vec<SpaceId>,
+    /// Whatever else.
+    pub others: usize,
 }
 
 /// Where the look at folders is.
@@ -173,7 +181,7 @@ impl Spaces {
         }
         self.footing = footing;
         if self.footing.owners == Owners::Block && !self.footing.images {
-            for space in self.folders_there()? {
+            for space in self.there()?.spaces {
                 let folder = self.folder(space);
                 // The group may enter the folder: it is the one to be nobody else's.
                 let ids = [fs::metadata(&folder)?.gid(), fs::metadata(folder.join(PARTS[0].0))?.uid()];
@@ -186,21 +194,29 @@ impl Spaces {
         Ok(())
     }
 
-    /// Spaces that are folders.
-    fn folders_there(&self) -> io::Result<Vec<SpaceId>> {
-        let mut found = Vec::new();
+    /// What is there of spaces that somebody may own, and of whatever else.
+    pub fn found(&self) -> io::Result<Found> {
+        let Found { mut spaces, others } = self.there()?;
+        spaces.retain(|space| *space != OWN);
+        Ok(Found { spaces, others })
+    }
+
+    fn there(&self) -> io::Result<Found> {
+        let mut found = Found::default();
         for entry in fs::read_dir(&self.images)? {
-            let entry = entry?;
-            let number = entry.file_name().to_str().and_then(|name| u64::from_str_radix(name, 16).ok());
-            if let Some(number) = number.filter(|_| entry.path().is_dir()) {
-                found.push(SpaceId(number));
+            let path = entry?.path();
+            let number = path.file_stem().and_then(|name| u64::from_str_radix(name.to_str()?, 16).ok());
+            // Nothing is a space but what would be opened as that.
+            match number.map(SpaceId).filter(|space| self.place(*space) == path) {
+                Some(space) => found.spaces.push(space),
+                None => found.others += 1,
             }
         }
         Ok(found)
     }
 
     /// Mounts the space if need be and counts one more user. Returns the space's own block of ids, where it
-    /// has one.
+    /// has one. An image that somebody still holds is [busy](is_busy): whoever asks may ask again.
     pub fn enter(&mut self, space: SpaceId, leases: &mut Leases) -> io::Result<Option<u32>> {
         if let Some(open) = self.open.get_mut(&space) {
             open.users += 1;
@@ -213,13 +229,10 @@ impl Spaces {
         }
         if self.in_memory(space) {
             self.mount_memory(space)?;
-        } else {
-            if !self.place(space).exists() {
-                self.make(space)?;
-            }
-            if self.footing.images {
-                self.mount(space)?;
-            }
+        } else if !self.place(space).exists() {
+            self.make(space)?;
+        } else if self.footing.images {
+            self.mount_image(&self.image(space), space)?;
         }
         // Open from here on: what fails below is unmounted like any other.
         self.open.insert(space, Open { users: 1, idle_since: Instant::now(), block: None, viewed: false });
@@ -369,7 +382,7 @@ impl Spaces {
     /// Deletes an unused space and its files.
     pub fn delete(&mut self, space: SpaceId, leases: &mut Leases) -> io::Result<()> {
         if self.open.get(&space).is_some_and(|open| open.users > 0) {
-            return Err(io::Error::from_raw_os_error(libc_ebusy()));
+            return Err(busy());
         }
         self.close(space, leases);
         if space.is_transient() {
@@ -416,7 +429,8 @@ impl Spaces {
         if self.footing.images { self.image(space) } else { self.folder(space) }
     }
 
-    /// Whoever speaks for the daemon may name any number: how many become files is bounded here.
+    /// Makes the space; one that is an image is mounted then. Whoever speaks for the daemon may name any number: how
+    /// many become files is bounded here.
     fn make(&mut self, space: SpaceId) -> io::Result<()> {
         let counts = space != OWN && !space.is_transient();
         if counts && self.count >= self.count_max {
@@ -508,8 +522,7 @@ impl Spaces {
         let space = SpaceId::transient(0);
         self.mount_memory(space)?;
         let tried = self.tree(space, PARTS[0].0, Some(map));
-        umount2(&self.point(space), MntFlags::MNT_DETACH)?;
-        fs::remove_dir(self.point(space))?;
+        self.unmount(space);
         tried.map(drop)
     }
 
@@ -525,10 +538,7 @@ impl Spaces {
         let options = format!("size={bytes},nr_inodes={},mode=0711", inodes + OVERHEAD_INODES);
         mount(Some("space"), &point, Some("tmpfs"), flags, Some(options.as_str()))?;
         // Its number does not come again: nobody else would take it down.
-        self.fill(space).inspect_err(|_| {
-            let _ = umount2(&point, MntFlags::MNT_DETACH);
-            drop(fs::remove_dir(&point));
-        })
+        self.fill(space).inspect_err(|_| self.unmount(space))
     }
 
     /// The workspace of an open space as the daemon may use it.
@@ -564,7 +574,7 @@ impl Spaces {
         Ok(())
     }
 
-    /// Makes the image under a temporary name; the rename makes it a space.
+    /// Makes the image under a temporary name and mounts it; the rename makes it a space.
     fn format(&self, space: SpaceId) -> io::Result<()> {
         let image = self.image(space);
         let temporary = image.with_extension("new");
@@ -586,10 +596,7 @@ impl Spaces {
             return Err(io::Error::other(format!("mke2fs ended with {status}")));
         }
         self.mount_image(&temporary, space)?;
-        let filled = self.fill(space);
-        umount2(&self.point(space), MntFlags::MNT_DETACH)?;
-        filled?;
-        fs::rename(&temporary, &image)
+        self.fill(space).and_then(|()| fs::rename(&temporary, &image)).inspect_err(|_| self.unmount(space))
     }
 
     /// The directories of a fresh space. No guest has been here: plain paths are safe.
@@ -619,15 +626,12 @@ impl Spaces {
         }
     }
 
-    fn mount(&self, space: SpaceId) -> io::Result<()> {
-        self.mount_image(&self.image(space), space)
-    }
-
     fn mount_image(&self, image: &Path, space: SpaceId) -> io::Result<()> {
         let file = File::options().read(true).write(true).custom_flags(0o400_000).open(image)?;
         // The loop device keeps this open file, and so the lock, until it is detached: an image whose last
-        // mount is still dying, with a guest of a killed launcher, is not mounted a second time beside it.
-        lock_within(&file, IMAGE_WAIT)?;
+        // mount is still dying, with a guest of a killed launcher, is not mounted a second time beside it. That is
+        // not waited for here, where everybody would wait with it.
+        lock(&file)?;
         let (device, path) = loopdev::attach(file.as_fd())?;
         let point = self.point(space);
         match fs::create_dir(&point) {
@@ -651,13 +655,7 @@ impl Spaces {
             views.close(&view_name(space));
         }
         if self.is_mounted(space) {
-            let point = self.point(space);
-            if let Err(error) = umount2(&point, MntFlags::MNT_DETACH) {
-                tracing::warn!(%space, %error, "space not unmounted");
-            }
-            if let Err(error) = fs::remove_dir(&point) {
-                tracing::warn!(%space, %error, "mount point not removed");
-            }
+            self.unmount(space);
         }
         if space.is_transient() && !self.in_memory(space) {
             let place = self.place(space);
@@ -666,6 +664,16 @@ impl Spaces {
             if let Err(error) = removed {
                 tracing::warn!(%space, %error, "transient space not removed");
             }
+        }
+    }
+
+    fn unmount(&self, space: SpaceId) {
+        let point = self.point(space);
+        if let Err(error) = umount2(&point, MntFlags::MNT_DETACH) {
+            tracing::warn!(%space, %error, "space not unmounted");
+        }
+        if let Err(error) = fs::remove_dir(&point) {
+            tracing::warn!(%space, %error, "mount point not removed");
         }
     }
 
@@ -719,23 +727,34 @@ fn give(root: &Path, from: u32, to: u32) -> io::Result<()> {
     if status.success() { Ok(()) } else { Err(io::Error::other(format!("chown ended with {status}"))) }
 }
 
-/// Takes the lock, or says after a while that somebody else has it.
+/// Takes the lock, or says that it is busy: somebody else has it.
+fn lock(file: &File) -> io::Result<()> {
+    file.try_lock().map_err(|error| match error {
+        fs::TryLockError::WouldBlock => busy(),
+        fs::TryLockError::Error(error) => error,
+    })
+}
+
+/// The same, waiting a while for whoever has it. For the start, when there is nobody yet who would wait with us.
 fn lock_within(file: &File, max: Duration) -> io::Result<()> {
     let deadline = Instant::now() + max;
     loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(()),
-            Err(fs::TryLockError::WouldBlock) if Instant::now() < deadline => {
+        match lock(file) {
+            Err(error) if is_busy(&error) && Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(10));
             }
-            Err(fs::TryLockError::WouldBlock) => return Err(io::Error::from_raw_os_error(libc_ebusy())),
-            Err(fs::TryLockError::Error(error)) => return Err(error),
+            other => return other,
         }
     }
 }
 
-fn libc_ebusy() -> i32 {
-    rustix::io::Errno::BUSY.raw_os_error()
+fn busy() -> io::Error {
+    rustix::io::Errno::BUSY.into()
+}
+
+/// Whether it failed for somebody who will let go.
+pub fn is_busy(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error())
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use tracing::Instrument;
 
 use crate::engine::Caller;
 use crate::launcher::plan::SpaceId;
-use crate::store::{Store, StoreError};
+use crate::store::{Ownership, Store, StoreError};
 
 mod bucket;
 mod bytes;
@@ -510,22 +510,24 @@ impl Objects {
 
     // --- what a kept session's workspace is told -------------------------------------------------------------------
 
-    /// What the workspace of a kept session has not heard of, and the session's files.
-    pub async fn workspace_of(&self, session: &str) -> (Pending, Vec<FileRecord>) {
+    /// What the workspace of a kept session has not heard of, and the session's files. `None` when it has ended.
+    pub async fn workspace_of(&self, session: &str) -> Option<(Pending, Vec<FileRecord>)> {
         let since = {
             let kept = self.kept();
             if let Some(known) = kept.workspace(session) {
-                return known.clone();
+                return Some(known.clone());
             }
             kept.now()
         };
         let wanted = session.to_owned();
-        let found = self
-            .look_up(move |it| Ok(Some((rows::pending(it, &wanted)?, rows::live_files_of(it, &wanted)?))));
-        let Some((pending, files)) = found.await else { return Default::default() };
+        let found = self.look_up(move |it| {
+            let Some(_) = rows::session(it, &wanted)? else { return Ok(None) };
+            Ok(Some((rows::pending(it, &wanted)?, rows::live_files_of(it, &wanted)?)))
+        });
+        let (pending, files) = found.await?;
         let known = (pending, files.into_iter().map(|owned| owned.record).collect());
         self.kept().remember_workspace(since, session.to_owned(), &known);
-        known
+        Some(known)
     }
 
     /// The workspace has it all.
@@ -546,6 +548,14 @@ impl Objects {
     /// Can be taken once.
     pub fn expired_spaces(&self) -> Option<mpsc::UnboundedReceiver<SpaceId>> {
         self.0.ended_spaces_taken.lock().expect("nobody panics while holding it").take()
+    }
+
+    /// Somebody has used a space that may have been deleted by then, and so made it again: it is told of once more.
+    pub async fn used_late(&self, space: SpaceId) {
+        if let Ok(Ownership::Past) = self.0.store.ownership(space).await {
+            // Without a receiver nobody deletes spaces.
+            let _ = self.0.ended_spaces.send(space);
+        }
     }
 
     /// The files of an ended session's space are deleted: it is not told of again.

@@ -2,8 +2,10 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
@@ -71,73 +73,108 @@ pub(super) fn place(name: &str) -> Result<Option<PathBuf>, RunRefused> {
     if names::is_safe(rest) { Ok(Some(PathBuf::from(rest))) } else { Err(RunRefused::FileName) }
 }
 
-/// Of a session's records, the newest for each name, beneath what the request names.
-pub(super) fn with_session(records: Vec<FileRecord>, listed: Inputs) -> Inputs {
-    let mut all = Inputs::new();
+/// Of a session's records, the newest for each name, without what the request names; and where one would have to lie in
+/// the place of that.
+pub(super) fn of_session(records: Vec<FileRecord>, listed: &Inputs) -> (Inputs, Vec<PathBuf>) {
+    let (mut inputs, mut in_the_way) = (Inputs::new(), Vec::new());
     for record in records {
         // Names of records were safe when they were written; what has become too deep since stays on record.
-        if let Ok(Some(path)) = place(&record.name) {
-            all.insert(path, Input { record, listed: false });
+        match place(&record.name) {
+            Ok(Some(path)) if listed.contains_key(&path) => {}
+            Ok(Some(path)) if is_in_the_way(&path, listed) => in_the_way.push(path),
+            Ok(Some(path)) => drop(inputs.insert(path, Input { record, listed: false })),
+            Ok(None) | Err(_) => {}
         }
     }
-    all.extend(listed);
-    all
+    (inputs, in_the_way)
 }
 
-/// Copies them into the workspace, what the request names first. What it does not name and finds no place is returned:
-/// the run goes without it. Runs on a thread that may wait, and stops before the next file once whoever wanted it has
-/// `gone`.
-fn fill(
-    workspace: &Workspace,
-    objects: &Objects,
-    inputs: &Inputs,
-    gone: &CancellationToken,
-) -> Result<Vec<PathBuf>, RunRefused> {
-    let mut left_out = Vec::new();
-    let (listed, others): (Vec<_>, Vec<_>) = inputs.iter().partition(|(_, input)| input.listed);
-    for (path, Input { record, listed }) in listed.into_iter().chain(others) {
-        if gone.is_cancelled() {
+/// Whether a file at `path` would need a folder where one of `listed` lies, or lie where that needs one.
+fn is_in_the_way(path: &Path, listed: &Inputs) -> bool {
+    let below = (Bound::Excluded(path), Bound::Unbounded);
+    path.ancestors().skip(1).any(|above| listed.contains_key(above))
+        || listed.range::<Path, _>(below).next().is_some_and(|(next, _)| next.starts_with(path))
+}
+
+/// Where inputs come from and go to, on a thread that may wait: it stops before the next file once whoever wanted it has
+/// gone. That thread does not end with the future of a call, so whatever must stay until it has ended is the caller's to
+/// hold.
+#[derive(Clone)]
+pub(super) struct Layer {
+    pub(super) workspace: Arc<Workspace>,
+    pub(super) objects: Objects,
+    pub(super) gone: CancellationToken,
+}
+
+impl Layer {
+    /// Lays what a request names: all of it, or nothing.
+    pub(super) async fn together(&self, listed: &Inputs) -> Result<(), RunRefused> {
+        self.work(listed, |layer, listed| {
+            let mut laying = layer.workspace.laying();
+            for (path, input) in listed {
+                let source = layer.source(&input)?;
+                laying.add(&path, source, input.record.read_only).map_err(|error| not_put(&error))?;
+            }
+            laying.finish().map_err(|error| not_put(&error))
+        })
+        .await
+    }
+
+    /// Lays each that finds a place; returns the others: the run goes without them.
+    pub(super) async fn each(&self, inputs: &Inputs) -> Result<Vec<PathBuf>, RunRefused> {
+        self.work(inputs, |layer, inputs| {
+            let mut left_out = Vec::new();
+            for (path, input) in inputs {
+                let source = match layer.source(&input) {
+                    Err(refused) if layer.gone.is_cancelled() => return Err(refused),
+                    source => source,
+                };
+                let read_only = input.record.read_only;
+                let put = source.and_then(|source| {
+                    layer.workspace.put(&path, source, read_only).map_err(|error| not_put(&error))
+                });
+                if put.is_err() {
+                    left_out.push(path);
+                }
+            }
+            Ok(left_out)
+        })
+        .await
+    }
+
+    /// Nothing to do costs nothing.
+    async fn work<T: Default + Send + 'static>(
+        &self,
+        inputs: &Inputs,
+        work: impl FnOnce(Layer, Inputs) -> Result<T, RunRefused> + Send + 'static,
+    ) -> Result<T, RunRefused> {
+        if inputs.is_empty() {
+            return Ok(T::default());
+        }
+        let (layer, inputs) = (self.clone(), inputs.clone());
+        let worked = tokio::task::spawn_blocking(move || work(layer, inputs));
+        worked.await.unwrap_or(Err(RunRefused::Store))
+    }
+
+    fn source(&self, input: &Input) -> Result<File, RunRefused> {
+        if self.gone.is_cancelled() {
             return Err(RunRefused::Store); // nobody hears it
         }
-        let put = objects.read(record).map_err(|error| {
-            tracing::error!(%error, file = record.id, "a stored file cannot be read");
+        self.objects.read(&input.record).map_err(|error| {
+            tracing::error!(%error, file = input.record.id, "a stored file cannot be read");
             RunRefused::Store
-        });
-        let put = put.and_then(|source| {
-            workspace.put(path, source, record.read_only).map_err(|error| {
-                tracing::info!(%error, "a file could not be put into a workspace");
-                match error.kind() {
-                    ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
-                        RunRefused::InputsTooLarge
-                    }
-                    _ => RunRefused::InputsInTheWay,
-                }
-            })
-        });
-        match put {
-            Err(refused) if *listed => return Err(refused),
-            Err(_) => left_out.push(path.clone()),
-            Ok(()) => {}
-        }
+        })
     }
-    Ok(left_out)
 }
 
-/// The same on a thread for it; nothing to do costs nothing. That thread does not end with this future, so whatever must
-/// stay until it has ended is the caller's to hold.
-pub(super) async fn filled(
-    workspace: &Arc<Workspace>,
-    objects: &Objects,
-    inputs: &Inputs,
-    gone: &CancellationToken,
-) -> Result<Vec<PathBuf>, RunRefused> {
-    if inputs.is_empty() {
-        return Ok(Vec::new());
+fn not_put(error: &io::Error) -> RunRefused {
+    tracing::info!(%error, "a file could not be put into a workspace");
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+            RunRefused::InputsTooLarge
+        }
+        _ => RunRefused::InputsInTheWay,
     }
-    let (workspace, objects, inputs, gone) =
-        (Arc::clone(workspace), objects.clone(), inputs.clone(), gone.clone());
-    let filled = tokio::task::spawn_blocking(move || fill(&workspace, &objects, &inputs, &gone));
-    filled.await.unwrap_or(Err(RunRefused::Store))
 }
 
 #[cfg(test)]
@@ -156,6 +193,29 @@ mod tests {
         assert_eq!(placed("").as_deref(), Some(""));
         assert_eq!(placed("/mnt/data/").as_deref(), Some(""));
         assert_eq!(placed("räport.v2.txt").as_deref(), Some("räport.v2.txt"));
+    }
+
+    #[test]
+    fn what_a_request_names_is_displaced_by_nothing_of_its_session() {
+        let record = |name: &str| FileRecord {
+            id: name.to_owned(),
+            session: "S".to_owned(),
+            name: name.to_owned(),
+            size: 1,
+            content_type: "text/plain".to_owned(),
+            etag: String::new(),
+            modified_ms: 1,
+            read_only: false,
+            bucket: crate::objects::Bucket::User,
+            is_output: false,
+        };
+        let listed = |name: &str| (PathBuf::from(name), Input { record: record(name), listed: true });
+        let listed = Inputs::from([listed("a"), listed("d/e"), listed("same")]);
+        let names = ["a/b", "d", "same", "a.txt", "d/f", "ab/c", "d/e/f/g"];
+        let (inputs, in_the_way) = of_session(names.map(record).to_vec(), &listed);
+        let laid: Vec<_> = inputs.keys().map(|path| path.to_str().unwrap()).collect();
+        assert_eq!(laid, ["a.txt", "ab/c", "d/f"]);
+        assert_eq!(in_the_way, ["a/b", "d", "d/e/f/g"].map(PathBuf::from));
     }
 
     #[test]

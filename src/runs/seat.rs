@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::engine::{Refusal, TenantId};
-use crate::harness::interpreter::Interpreter;
+use crate::harness::interpreter::{Interpreter, Provenance};
 use crate::languages::Runtime;
 use crate::launcher::plan::SpaceId;
 use crate::objects::{Affinity, FileRecord, Kind, SessionInfo, hex};
@@ -62,16 +62,13 @@ pub(super) struct Kernel {
     pub(super) count: u64,
 }
 
-/// What a session has while it is used.
-#[derive(Debug, Default)]
-pub(super) struct State {
-    pub(super) kernel: Option<Kernel>,
-}
-
 #[derive(Debug)]
 struct Seat {
     tenant: TenantId,
-    state: Arc<tokio::sync::Mutex<State>>,
+    turn: Arc<tokio::sync::Mutex<()>>,
+    /// While no cell runs in it. Whoever has the turn may take it; one that has died is taken whoever has the turn: it
+    /// holds the session's space, and the next one could not be made there.
+    kernel: Mutex<Option<Kernel>>,
     waiting: AtomicUsize,
     books: Mutex<SeatBooks>,
 }
@@ -86,14 +83,50 @@ struct SeatBooks {
 #[derive(Debug)]
 pub(super) struct Turn {
     seat: Arc<Seat>,
-    pub(super) state: OwnedMutexGuard<State>,
+    _turn: OwnedMutexGuard<()>,
+}
+
+impl Turn {
+    pub(super) fn has_kernel(&self) -> bool {
+        self.seat.kernel().is_some()
+    }
+
+    /// The workspace of the kernel that waits, and where that runs; `None` where none waits that lives.
+    pub(super) fn kernel_place(&self) -> Option<(Arc<Workspace>, Provenance)> {
+        let kernel = self.seat.kernel();
+        let kernel = kernel.as_ref().filter(|kernel| kernel.interpreter.is_alive())?;
+        Some((Arc::clone(&kernel.workspace), kernel.interpreter.provenance()))
+    }
+
+    pub(super) fn take_kernel(&self) -> Option<Kernel> {
+        self.seat.kernel().take()
+    }
+
+    /// Leaves a new kernel with the session, for as long as it lives.
+    pub(super) fn keep_kernel(&self, kernel: Kernel) {
+        let (seat, ended) = (Arc::downgrade(&self.seat), kernel.interpreter.ended());
+        self.put_kernel(kernel);
+        tokio::spawn(async move {
+            ended.await;
+            if let Some(seat) = seat.upgrade() {
+                seat.bury();
+            }
+        });
+    }
+
+    /// Puts it back. One that has died meanwhile is let go of: nobody would look for its end again.
+    pub(super) fn put_kernel(&self, kernel: Kernel) {
+        let mut place = self.seat.kernel();
+        // Beneath the lock: who buries comes before this, or finds it there.
+        *place = Some(kernel).filter(|kernel| kernel.interpreter.is_alive());
+    }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
         let mut books = self.seat.books();
         books.used = Instant::now();
-        books.has_kernel = self.state.kernel.is_some();
+        books.has_kernel = self.has_kernel();
     }
 }
 
@@ -102,12 +135,25 @@ impl Seat {
         self.books.lock().expect("no code panics while it holds a seat's books")
     }
 
+    fn kernel(&self) -> MutexGuard<'_, Option<Kernel>> {
+        self.kernel.lock().expect("no code panics while it holds a seat's kernel")
+    }
+
     /// Ends its kernel if nobody uses it now.
     fn end_kernel(&self) -> bool {
-        let Ok(mut state) = Arc::clone(&self.state).try_lock_owned() else { return false };
-        let kernel = state.kernel.take();
+        let Ok(_turn) = self.turn.try_lock() else { return false };
+        let kernel = self.kernel().take();
         self.books().has_kernel = false;
         kernel.is_some()
+    }
+
+    /// Lets go of a kernel that has died.
+    fn bury(&self) {
+        let dead = self.kernel().take_if(|kernel| !kernel.interpreter.is_alive());
+        // Else a turn has it, or a younger one is there, and its end is told with that.
+        if dead.is_some() {
+            self.books().has_kernel = false;
+        }
     }
 }
 
@@ -124,7 +170,8 @@ impl SeatTable {
             let seat = seats.entry(session.to_owned()).or_insert_with(|| {
                 Arc::new(Seat {
                     tenant: tenant.clone(),
-                    state: Arc::default(),
+                    turn: Arc::default(),
+                    kernel: Mutex::default(),
                     waiting: AtomicUsize::new(0),
                     books: Mutex::new(SeatBooks { used: Instant::now(), has_kernel: false }),
                 })
@@ -132,8 +179,8 @@ impl SeatTable {
             Arc::clone(seat)
         };
         let _waits = Waits::new(&seat, waiting_max)?;
-        let state = Arc::clone(&seat.state).lock_owned().await;
-        Ok(Turn { seat: Arc::clone(&seat), state })
+        let turn = Arc::clone(&seat.turn).lock_owned().await;
+        Ok(Turn { seat: Arc::clone(&seat), _turn: turn })
     }
 
     /// Makes room for this session's kernel among its tenant's: the one that was idle longest is ended. The room is
@@ -168,8 +215,8 @@ impl SeatTable {
     pub(super) async fn reset(&self, session: &str) {
         let seat = self.lock().get(session).cloned();
         if let Some(seat) = seat {
-            let mut state = Arc::clone(&seat.state).lock_owned().await;
-            state.kernel = None;
+            let _turn = seat.turn.lock().await;
+            let _ended = seat.kernel().take();
             seat.books().has_kernel = false;
         }
     }
@@ -242,7 +289,7 @@ pub(super) async fn seat(
         (false, Kind::Kept, Some(space)) => Home::Kept(space),
         _ => Home::Rebuilt(runs.objects.live_files_of(&session.id).await),
     };
-    let has_kernel = turn.as_ref().is_some_and(|turn| turn.state.kernel.is_some());
+    let has_kernel = turn.as_ref().is_some_and(Turn::has_kernel);
     let wants_kernel =
         is_python && (kept_names == Some(true) || has_kernel && kept_names.is_none() || request.rich);
     let place = runs.admission.admit(&tenant).await?;

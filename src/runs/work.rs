@@ -20,13 +20,13 @@ use crate::inside::commands::frame::{Program as Started, Source, Start};
 use crate::languages::{Availability, Language, Program, Runtime};
 use crate::launcher::plan::{LaunchPlan, Origin, Profile, SpaceId};
 use crate::launcher::posture::Hello;
-use crate::objects::{FileRecord, Objects, Pending};
+use crate::objects::{FileRecord, Pending};
 use crate::runs::end::RunEnd;
 use crate::runs::fleeting::{Fleeting, Standing};
-use crate::runs::inputs::{self, Inputs};
+use crate::runs::inputs::{self, Inputs, Layer};
 use crate::runs::outputs::{self, Before, Collected, Target};
 use crate::runs::process::{Agent, Bounds};
-use crate::runs::seat::{Home, Kernel, Seated};
+use crate::runs::seat::{Home, Kernel, Seated, Turn};
 use crate::runs::sink::Sink;
 use crate::runs::{Delivery, RunDone, RunRefused, Runs, text};
 use crate::session::epoch_ms;
@@ -107,21 +107,32 @@ impl Seated {
         started: (SystemTime, Instant),
         gone: CancellationToken,
     ) -> Result<Prepared, RunRefused> {
-        let runs = Arc::clone(&self.runs);
+        let objects = self.runs.objects.clone();
         let workspace = &guest.workspace;
-        let listed = std::mem::take(&mut self.inputs);
-        let (placed, records, mut left_out) = match &mut self.home {
-            Home::Fresh => (listed, Vec::new(), Vec::new()),
-            Home::Rebuilt(records) => {
-                let records = std::mem::take(records);
-                (inputs::with_session(records.clone(), listed), records, Vec::new())
+        let layer = Layer { workspace: Arc::clone(workspace), objects: objects.clone(), gone };
+        let mut placed = std::mem::take(&mut self.inputs);
+        let (mut records, mut left_out) = (Vec::new(), Vec::new());
+        match &mut self.home {
+            Home::Fresh => layer.together(&placed).await?,
+            Home::Rebuilt(of_session) => {
+                layer.together(&placed).await?;
+                records = std::mem::take(of_session);
+                let others;
+                (others, left_out) = inputs::of_session(records.clone(), &placed);
+                left_out.extend(layer.each(&others).await?);
+                placed.extend(others);
             }
-            Home::Kept(_) => {
-                let (pending, records) = runs.objects.workspace_of(&self.session.id).await;
-                (listed, records, settle(workspace, &runs.objects, &self.session.id, pending, &gone).await?)
+            Home::Kept(space) => {
+                let Some((pending, of_session)) = objects.workspace_of(&self.session.id).await else {
+                    objects.used_late(*space).await;
+                    return Err(RunRefused::Store);
+                };
+                records = of_session;
+                taken_away(workspace, &pending.remove).await;
+                layer.together(&placed).await?;
+                left_out = settle(&layer, &self.session.id, pending, &placed).await?;
             }
-        };
-        left_out.extend(inputs::filled(workspace, &runs.objects, &placed, &gone).await?);
+        }
         // Where nothing lies, nothing is looked up.
         let before = match placed.is_empty() && workspace.is_empty() {
             true => Before::default(),
@@ -172,25 +183,22 @@ impl Seated {
     async fn kernel(&mut self) -> Result<Guest, RunRefused> {
         let keeps = self.keeps_names();
         if let (true, Some(turn)) = (keeps, &self.turn)
-            && let Some(kernel) = turn.state.kernel.as_ref().filter(|kernel| kernel.interpreter.is_alive())
+            && let Some((workspace, provenance)) = turn.kernel_place()
         {
-            return Ok(Guest {
-                work: Work::Kept,
-                workspace: Arc::clone(&kernel.workspace),
-                fleeting: None,
-                provenance: kernel.interpreter.provenance(),
-            });
+            return Ok(Guest { work: Work::Kept, workspace, fleeting: None, provenance });
         }
         if let (true, Some(turn)) = (keeps, &self.turn) {
+            // One that died a moment ago would be buried with the new one's place in the books.
+            drop(turn.take_kernel());
             self.runs.seats.make_room(turn, &self.runs.config)?;
         }
         let profile = if self.hello.kernels.is_empty() { Profile::PythonData } else { Profile::Kernel };
         let (interpreter, workspace, fleeting) = self.interpreter(profile).await?;
         let provenance = interpreter.provenance();
         let kernel = Kernel { interpreter, workspace: Arc::clone(&workspace), count: 0 };
-        let work = match (keeps, &mut self.turn) {
+        let work = match (keeps, &self.turn) {
             (true, Some(turn)) => {
-                turn.state.kernel = Some(kernel);
+                turn.keep_kernel(kernel);
                 Work::Kept
             }
             _ => Work::Kernel(kernel),
@@ -234,32 +242,36 @@ impl Seated {
     }
 }
 
-/// Tells a kept workspace what it has not heard of since its last run. Returns what found no place in it.
+/// Takes files out of a kept workspace that were deleted since its last run.
+async fn taken_away(workspace: &Arc<Workspace>, names: &[String]) {
+    if names.is_empty() {
+        return;
+    }
+    let (workspace, names) = (Arc::clone(workspace), names.to_vec());
+    let removed = tokio::task::spawn_blocking(move || {
+        for name in names {
+            if let Err(error) = workspace.remove(Path::new(&name)) {
+                tracing::warn!(%error, "a deleted file stays in a workspace");
+            }
+        }
+    });
+    drop(removed.await);
+}
+
+/// Gives a kept workspace the uploads that it has not got, beneath what the request names. Returns what found no place
+/// in it.
 async fn settle(
-    workspace: &Arc<Workspace>,
-    objects: &Objects,
+    layer: &Layer,
     session: &str,
     mut pending: Pending,
-    gone: &CancellationToken,
+    listed: &Inputs,
 ) -> Result<Vec<PathBuf>, RunRefused> {
-    let mut left_out = Vec::new();
-    if !pending.is_empty() {
-        let (removing, names) = (Arc::clone(workspace), pending.remove.clone());
-        let removed = tokio::task::spawn_blocking(move || {
-            for name in names {
-                if let Err(error) = removing.remove(Path::new(&name)) {
-                    tracing::warn!(%error, "a deleted file stays in a workspace");
-                }
-            }
-        });
-        drop(removed.await);
-        let uploads = inputs::with_session(pending.place.clone(), Inputs::new());
-        left_out = inputs::filled(workspace, objects, &uploads, gone).await?;
-        // There may be room for it next time.
-        let is_left = |record: &FileRecord| matches!(inputs::place(&record.name), Ok(Some(path)) if left_out.contains(&path));
-        pending.place.retain(|record| !is_left(record));
-    }
-    objects.settled(session, &pending).await;
+    let (uploads, mut left_out) = inputs::of_session(pending.place.clone(), listed);
+    left_out.extend(layer.each(&uploads).await?);
+    // There may be room for it next time.
+    let is_left = |record: &FileRecord| matches!(inputs::place(&record.name), Ok(Some(path)) if left_out.contains(&path));
+    pending.place.retain(|record| !is_left(record));
+    layer.objects.settled(session, &pending).await;
     Ok(left_out)
 }
 
@@ -333,7 +345,7 @@ impl Prepared {
     /// Runs it.
     pub async fn run(self, watcher: Option<Watcher>, tools: Option<ToolPort>) -> RunDone {
         let row = Row::begin(&self);
-        let Prepared { mut seated, guest, placed, left_out, mut records, mut before, started } = self;
+        let Prepared { seated, guest, placed, left_out, mut records, mut before, started } = self;
         let Guest { work, workspace, mut fleeting, .. } = guest;
         let runs = Arc::clone(&seated.runs);
         let mut went = seated.go(work, watcher, tools).await;
@@ -405,15 +417,16 @@ impl Prepared {
 
 impl Seated {
     /// Runs the code. A kept interpreter is its turn's again where it still lives.
-    async fn go(&mut self, work: Work, watcher: Option<Watcher>, tools: Option<ToolPort>) -> Went {
+    async fn go(&self, work: Work, watcher: Option<Watcher>, tools: Option<ToolPort>) -> Went {
         match work {
             Work::Kept => {
-                let Some(kernel) = self.turn.as_mut().and_then(|turn| turn.state.kernel.take()) else {
-                    unreachable!("it was put there, and the turn is still this run's");
+                let Some(kernel) = self.turn.as_ref().and_then(Turn::take_kernel) else {
+                    // It died when all was ready.
+                    return Went::plain(String::new(), String::new(), RunEnd::Lost);
                 };
                 let (went, kernel) = self.cell(kernel, watcher).await;
-                if let Some(turn) = &mut self.turn {
-                    turn.state.kernel = kernel;
+                if let (Some(turn), Some(kernel)) = (&self.turn, kernel) {
+                    turn.put_kernel(kernel);
                 }
                 went
             }

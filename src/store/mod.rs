@@ -60,6 +60,17 @@ pub enum StoreError {
     Closed,
 }
 
+/// What the store knows of a space.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Ownership {
+    /// A tenant or a session has it.
+    Owned,
+    /// Its number was given out here, and nobody has it any more.
+    Past,
+    /// Its number was never given out here: it is another store's, or this one is older than its host.
+    Strange,
+}
+
 /// Cheap to clone; all clones speak to one writer.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -155,6 +166,24 @@ impl Store {
     /// The space of a tenant, made with its first request. Numbers start at 1 and are never reused.
     pub async fn space_of(&self, tenant: &TenantId) -> Result<SpaceId, StoreError> {
         self.ask(|answer| Command::Space { tenant: tenant.clone(), answer }).await
+    }
+
+    /// Whose a space is.
+    pub async fn ownership(&self, space: SpaceId) -> Result<Ownership, StoreError> {
+        let number = i64::try_from(space.0).unwrap_or(i64::MAX);
+        let found = self.read(move |it| {
+            it.query_row(
+                "SELECT EXISTS (SELECT 1 FROM spaces WHERE space = ?1 AND coalesce(tenant, session) IS NOT NULL), \
+                 EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'spaces' AND seq >= ?1)",
+                [number],
+                |row| Ok((row.get(0)?, row.get(1)?)),
+            )
+        });
+        Ok(match found.await? {
+            (true, _) => Ownership::Owned,
+            (false, true) => Ownership::Past,
+            (false, false) => Ownership::Strange,
+        })
     }
 
     /// Remembers that a session lives.
@@ -313,6 +342,29 @@ mod tests {
         let again = Store::open(&path).expect("opens beside it");
         assert_eq!(again.space_of(&tenant("b")).await.expect("read"), SpaceId(2));
         assert_eq!(again.space_of(&tenant("c")).await.expect("written"), SpaceId(3));
+    }
+
+    #[tokio::test]
+    async fn a_space_is_somebodys_past_or_was_never_given_out() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(&folder.path().join("store.db")).expect("opens");
+        assert_eq!(store.ownership(SpaceId(1)).await.expect("read"), Ownership::Strange);
+        store.space_of(&tenant("a")).await.expect("written");
+        store.space_of(&tenant("b")).await.expect("written");
+        store
+            .write(|it| {
+                it.execute("INSERT INTO spaces (session) VALUES ('kept'), ('ended'), ('gone')", [])?;
+                it.execute("UPDATE spaces SET session = NULL WHERE session = 'ended'", [])?;
+                it.execute("DELETE FROM spaces WHERE session = 'gone'", [])
+            })
+            .await
+            .expect("written");
+        use Ownership::{Owned, Past, Strange};
+        for (space, wanted) in
+            [(1, Owned), (2, Owned), (3, Owned), (4, Past), (5, Past), (6, Strange), (u64::MAX, Strange)]
+        {
+            assert_eq!(store.ownership(SpaceId(space)).await.expect("read"), wanted, "{space}");
+        }
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, OsStr};
+use std::ffi::{CStr, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -129,25 +129,34 @@ impl Workspace {
         Ok(File::from(file))
     }
 
-    /// Copies a file to `path`, whose folders are made. What lies there is replaced, never written through. Blocks of
-    /// zeros become holes: a file that fitted once fits again.
-    pub fn put(&self, path: &Path, mut source: File, read_only: bool) -> io::Result<()> {
-        let (folder, name) = self.prepare(path)?;
-        self.clear(&folder, name)?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let made = rustix::fs::openat(&folder, name, flags, Mode::from_bits_truncate(0o644))?;
-        let copied = copy_with_holes(&mut source, &File::from(made.try_clone()?));
-        if let Err(error) = copied {
-            rustix::fs::unlinkat(&folder, name, AtFlags::empty())?;
-            return Err(error);
-        }
-        let mode = if read_only { 0o444 } else { 0o644 };
-        Ok(rustix::fs::fchmod(&made, Mode::from_bits_truncate(mode))?)
+    /// Files that are to be laid together.
+    pub fn laying(&self) -> Laying<'_> {
+        Laying { workspace: self, staged: Vec::new(), replaced: Vec::new(), undo: Vec::new() }
+    }
+
+    /// Copies a file to `path`, whose folders are made. What lies there is replaced, never written through, and stays
+    /// where the file does not fit.
+    pub fn put(&self, path: &Path, source: File, read_only: bool) -> io::Result<()> {
+        let mut laying = self.laying();
+        laying.add(path, source, read_only)?;
+        laying.finish()
     }
 
     /// Makes a folder and those above it.
     pub fn make_folder(&self, path: &Path) -> io::Result<()> {
-        self.prepare(&path.join("x")).map(drop)
+        let mut laying = self.laying();
+        laying.prepare(path)?;
+        laying.finish()
+    }
+
+    /// Whether just this lies at `path` already.
+    fn holds(&self, path: &Path, source: &File, mode: Mode) -> io::Result<bool> {
+        let Ok(there) = self.open(path) else { return Ok(false) };
+        let (found, wanted) = (rustix::fs::fstat(&there)?, rustix::fs::fstat(source)?);
+        let is_like = found.st_size == wanted.st_size
+            && found.st_nlink == 1
+            && Mode::from_raw_mode(found.st_mode) == mode;
+        Ok(is_like && are_equal(&there, source)?)
     }
 
     /// Takes a file away, if it is there.
@@ -163,52 +172,180 @@ impl Workspace {
         }
     }
 
-    /// The folder that `path` lies in, made with those above it where they are missing, and the last name.
-    fn prepare<'a>(&self, path: &'a Path) -> io::Result<(OwnedFd, &'a OsStr)> {
-        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
-        let mut names = Vec::new();
-        for component in path.components() {
-            match component {
-                Component::Normal(name) => names.push(name),
-                _ => return Err(invalid()),
-            }
-        }
-        let name = names.pop().ok_or_else(invalid)?;
-        let mut folder = self.root.as_fd().try_clone_to_owned()?;
-        for name in names {
-            let next = match rustix::fs::openat(&folder, name, FOLDER, Mode::empty()) {
-                Err(rustix::io::Errno::NOENT) => {
-                    rustix::fs::mkdirat(&folder, name, Mode::from_bits_truncate(0o755))?;
-                    rustix::fs::openat(&folder, name, FOLDER, Mode::empty())
-                }
-                // A file or a link where a folder is to be: the caller's file wins.
-                Err(rustix::io::Errno::NOTDIR | rustix::io::Errno::LOOP) => {
-                    rustix::fs::unlinkat(&folder, name, AtFlags::empty())?;
-                    rustix::fs::mkdirat(&folder, name, Mode::from_bits_truncate(0o755))?;
-                    rustix::fs::openat(&folder, name, FOLDER, Mode::empty())
-                }
-                opened => opened,
-            };
-            folder = next?;
-        }
-        Ok((folder, name))
-    }
-
-    /// Takes away what lies at a name, unless it is a folder with something in it.
-    fn clear(&self, folder: &OwnedFd, name: &OsStr) -> io::Result<()> {
-        match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
-            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
-            Err(rustix::io::Errno::ISDIR) => Ok(rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)?),
-            Err(error) => Err(error.into()),
-        }
-    }
-
     fn folder(&self, path: &Path) -> io::Result<OwnedFd> {
         if path.as_os_str().is_empty() {
             // A description of its own: reading a folder moves through it.
             return Ok(rustix::fs::openat(&self.root, ".", FOLDER, Mode::empty())?);
         }
         Ok(rustix::fs::openat2(&self.root, path, FOLDER, Mode::empty(), BENEATH)?)
+    }
+}
+
+/// Files on their way into a workspace: all of them or none. Each is written beside its place under a name of ours, and
+/// gets its own when all are there; dropped before that, or failed, all is as it was.
+#[derive(Debug)]
+pub struct Laying<'a> {
+    workspace: &'a Workspace,
+    staged: Vec<Staged>,
+    /// What lay where files come to lie, under names of ours.
+    replaced: Vec<PathBuf>,
+    /// In the order of what was done.
+    undo: Vec<Undo>,
+}
+
+/// A file that has all but its name. A rename from one folder to another is more than the daemon may do.
+#[derive(Debug)]
+struct Staged {
+    folder: PathBuf,
+    temporary: String,
+    name: OsString,
+}
+
+#[derive(Debug)]
+enum Undo {
+    Unlink(PathBuf),
+    RemoveFolder(PathBuf),
+    MakeFolder(PathBuf, Mode),
+    Rename { folder: PathBuf, from: OsString, to: OsString },
+}
+
+impl Laying<'_> {
+    /// Writes a file that is to lie at `path`, whose folders are made. Blocks of zeros become holes: a file that fitted
+    /// once fits again. One that lies there already is not written anew.
+    pub fn add(&mut self, path: &Path, mut source: File, read_only: bool) -> io::Result<()> {
+        let (folder, name) = parts(path)?;
+        let mode = Mode::from_bits_truncate(if read_only { 0o444 } else { 0o644 });
+        if self.workspace.holds(path, &source, mode)? {
+            return Ok(());
+        }
+        let into = self.prepare(folder)?;
+        let temporary = temporary();
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let made = File::from(rustix::fs::openat(&into, &temporary, flags, Mode::from_bits_truncate(0o644))?);
+        self.undo.push(Undo::Unlink(folder.join(&temporary)));
+        copy_with_holes(&mut source, &made)?;
+        rustix::fs::fchmod(&made, mode)?;
+        self.staged.push(Staged { folder: folder.to_owned(), temporary, name: name.to_owned() });
+        Ok(())
+    }
+
+    /// Gives each file its name. What lies there is replaced, unless it is a folder with something in it.
+    pub fn finish(mut self) -> io::Result<()> {
+        for Staged { folder, temporary, name } in std::mem::take(&mut self.staged) {
+            let within = self.workspace.folder(&folder)?;
+            match rustix::fs::statat(&within, &name, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(rustix::io::Errno::NOENT) => {}
+                Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
+                    rustix::fs::unlinkat(&within, &name, AtFlags::REMOVEDIR)?;
+                    self.undo.push(Undo::MakeFolder(folder.join(&name), Mode::from_raw_mode(stat.st_mode)));
+                }
+                Ok(_) => self.move_aside(&within, &folder, &name)?,
+                Err(error) => return Err(error.into()),
+            }
+            rustix::fs::renameat(&within, &temporary, &within, &name)?;
+            self.undo.push(Undo::Rename { folder, from: name, to: temporary.into() });
+        }
+        self.undo.clear();
+        for path in &self.replaced {
+            if let Err(error) = self.workspace.remove(path) {
+                tracing::warn!(%error, "a file that was replaced stays in a workspace");
+            }
+        }
+        Ok(())
+    }
+
+    /// The folder at `path`, made with those above it where they are missing.
+    fn prepare(&mut self, path: &Path) -> io::Result<OwnedFd> {
+        let mut folder = self.workspace.root.as_fd().try_clone_to_owned()?;
+        let mut at = PathBuf::new();
+        for component in path.components() {
+            let Component::Normal(name) = component else { return Err(io::ErrorKind::InvalidInput.into()) };
+            let opened = rustix::fs::openat(&folder, name, FOLDER, Mode::empty());
+            if let Err(rustix::io::Errno::NOTDIR | rustix::io::Errno::LOOP) = opened {
+                // A file or a link where a folder is to be: the caller's file wins.
+                self.move_aside(&folder, &at, name)?;
+            }
+            at.push(name);
+            folder = match opened {
+                Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR | rustix::io::Errno::LOOP) => {
+                    rustix::fs::mkdirat(&folder, name, Mode::from_bits_truncate(0o755))?;
+                    self.undo.push(Undo::RemoveFolder(at.clone()));
+                    rustix::fs::openat(&folder, name, FOLDER, Mode::empty())?
+                }
+                opened => opened?,
+            };
+        }
+        Ok(folder)
+    }
+
+    fn move_aside(&mut self, within: &OwnedFd, folder: &Path, name: &OsStr) -> io::Result<()> {
+        let temporary = temporary();
+        rustix::fs::renameat(within, name, within, &temporary)?;
+        self.replaced.push(folder.join(&temporary));
+        let folder = folder.to_owned();
+        self.undo.push(Undo::Rename { folder, from: temporary.into(), to: name.to_owned() });
+        Ok(())
+    }
+}
+
+impl Drop for Laying<'_> {
+    fn drop(&mut self) {
+        while let Some(step) = self.undo.pop() {
+            if let Err(error) = self.workspace.undo(&step) {
+                tracing::warn!(%error, "a workspace is not as it was before files were laid there");
+            }
+        }
+    }
+}
+
+impl Workspace {
+    fn undo(&self, step: &Undo) -> io::Result<()> {
+        match step {
+            Undo::Unlink(path) => self.remove(path),
+            Undo::RemoveFolder(path) => {
+                let (folder, name) = parts(path)?;
+                Ok(rustix::fs::unlinkat(self.folder(folder)?, name, AtFlags::REMOVEDIR)?)
+            }
+            Undo::MakeFolder(path, mode) => {
+                let (folder, name) = parts(path)?;
+                Ok(rustix::fs::mkdirat(self.folder(folder)?, name, *mode)?)
+            }
+            Undo::Rename { folder, from, to } => {
+                let folder = self.folder(folder)?;
+                Ok(rustix::fs::renameat(&folder, from, &folder, to)?)
+            }
+        }
+    }
+}
+
+/// The folder that something lies in, and its name there.
+fn parts(path: &Path) -> io::Result<(&Path, &OsStr)> {
+    let is_plain = path.components().all(|component| matches!(component, Component::Normal(_)));
+    let parts = path.parent().zip(path.file_name()).filter(|_| is_plain);
+    parts.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+/// A name that no guest can know before.
+fn temporary() -> String {
+    format!(".caisson-{}", nanoid::nanoid!())
+}
+
+/// Whether two files of one size have the same bytes.
+fn are_equal(one: &File, other: &File) -> io::Result<bool> {
+    let [mut ours, mut theirs] = [(); 2].map(|()| vec![0; COPY_BYTES]);
+    let mut at = 0_u64;
+    loop {
+        let length = one.read_at(&mut ours, at)?;
+        if length == 0 {
+            return Ok(true);
+        }
+        match other.read_exact_at(&mut theirs[..length], at) {
+            Ok(()) if ours[..length] == theirs[..length] => at += length as u64,
+            // A guest may change it meanwhile.
+            Ok(()) => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+            Err(error) => return Err(error),
+        }
     }
 }
 
@@ -324,6 +461,83 @@ mod tests {
         assert_eq!(fs::metadata(&placed).unwrap().permissions().mode() & 0o777, 0o444);
         for name in ["../out", "/etc/x", "a/../../b", ""] {
             assert!(workspace.put(Path::new(name), source("x"), false).is_err(), "{name}");
+        }
+    }
+
+    /// Every entry with its mode and its text or target.
+    fn tree(dir: &Path) -> BTreeMap<PathBuf, (u32, String)> {
+        let mut found = BTreeMap::new();
+        let mut folders = vec![dir.to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                let metadata = fs::symlink_metadata(&path).unwrap();
+                let text = match () {
+                    () if metadata.is_symlink() => fs::read_link(&path).unwrap().display().to_string(),
+                    () if metadata.is_dir() => String::new(),
+                    () => fs::read_to_string(&path).unwrap(),
+                };
+                if metadata.is_dir() {
+                    folders.push(path.clone());
+                }
+                found.insert(path, (metadata.permissions().mode(), text));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn files_are_laid_together_or_all_is_as_it_was() {
+        let (dir, workspace) = workspace();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("old.txt"), "old").unwrap();
+        fs::write(at("file"), "where a folder is to be").unwrap();
+        symlink("/etc/passwd", at("link")).unwrap();
+        fs::create_dir_all(at("empty")).unwrap();
+        fs::create_dir_all(at("zz/full")).unwrap();
+        let before = tree(dir.path());
+        let names = ["empty", "file/in.txt", "link", "new/deep/in.txt", "old.txt", "zz/full"];
+        let lay = |last: &str| {
+            let mut laying = workspace.laying();
+            for name in names {
+                laying.add(Path::new(name), source(name), name == "link")?;
+            }
+            laying.add(Path::new(last), source(last), false)?;
+            laying.finish()
+        };
+        // The last but one has found its place, and the last one finds none.
+        for last in ["zz/full/x", "a/../b"] {
+            assert!(lay(last).is_err(), "{last}");
+            assert_eq!(tree(dir.path()), before, "{last}");
+        }
+        // One that is given up.
+        let mut laying = workspace.laying();
+        laying.add(Path::new("old.txt"), source("new"), false).unwrap();
+        drop(laying);
+        assert_eq!(tree(dir.path()), before);
+        lay("last").expect("control: there is room for all");
+        for name in names.into_iter().chain(["last"]) {
+            assert_eq!(fs::read_to_string(at(name)).unwrap(), name);
+        }
+        let count = tree(dir.path()).len();
+        assert_eq!(count, 11, "seven files, four folders and nothing of ours: {:?}", tree(dir.path()));
+    }
+
+    #[test]
+    fn a_file_that_lies_there_already_is_not_written_anew() {
+        use std::os::unix::fs::MetadataExt;
+        let (dir, workspace) = workspace();
+        let path = Path::new("in.txt");
+        let inode = || fs::metadata(dir.path().join(path)).unwrap().ino();
+        workspace.put(path, source("same"), false).unwrap();
+        let first = inode();
+        workspace.put(path, source("same"), false).unwrap();
+        assert_eq!(inode(), first);
+        for (text, read_only) in [("same", true), ("diff", true), ("longer", true)] {
+            let last = inode();
+            workspace.put(path, source(text), read_only).unwrap();
+            assert_ne!(inode(), last, "{text}");
+            assert_eq!(fs::read_to_string(dir.path().join(path)).unwrap(), text);
         }
     }
 

@@ -1,7 +1,9 @@
 //! A space: hard limits, no power from files, one owner whoever runs in it, gone when deleted, there when not.
 
 use std::fs;
+use std::time::Duration;
 
+use caisson::launcher::plan::Reply;
 use caisson::launcher::spaces::SpaceLimits;
 
 use crate::support::stand::{NotStarted, fresh_dir, fresh_space};
@@ -210,8 +212,16 @@ fn files_survive_the_launcher_and_a_deleted_space_is_gone() {
         assert_eq!(stand.delete_space(deleted), 0);
         assert!(!image(deleted).exists(), "the image is still there");
         stand.finish();
-        // The next launcher over the same folder.
+        // No spaces as spaces are here: they are nobody's to touch.
+        let aside = [state.join(format!("spaces/{:016x}", deleted.0)), state.join("spaces/odd.img")];
+        fs::create_dir(&aside[0]).expect("our own");
+        fs::write(&aside[1], "").expect("our own");
+        // The next launcher over the same folder tells what it finds.
         let stand = start()?;
+        let found = stand.seat().reply(Duration::from_secs(10)).map(|(reply, _)| reply);
+        assert_eq!(found, Some(Reply::SpaceFound { space: kept }));
+        assert!(stand.seat().reply(Duration::from_millis(100)).is_none(), "something else is told");
+        assert!(aside.iter().all(|path| path.exists()));
         let mut guest = stand.guest(strict(kept));
         assert_eq!(guest.say("print(open('/mnt/data/kept').read())"), "still here");
         assert_eq!(
@@ -226,6 +236,23 @@ fn files_survive_the_launcher_and_a_deleted_space_is_gone() {
     if let Err(reason) = finished {
         skip(&reason);
     }
+}
+
+#[test]
+fn a_deleted_space_is_not_made_again_ahead_of_demand() {
+    let stand = own_stand!(|settings| settings.zygotes_off = true);
+    let (deleted, other) = (fresh_space(), fresh_space());
+    let image = |space: caisson::launcher::plan::SpaceId| {
+        stand.dir.join(format!("launcher/spaces/{:016x}.img", space.0))
+    };
+    stand.guest(strict(deleted)).say("print(1)");
+    assert_eq!(stand.delete_space(deleted), 0);
+    // What comes for others has shells made ahead, for all that have had plans.
+    for _ in 0..3 {
+        stand.guest(strict(other)).say("import time; time.sleep(0.2)");
+    }
+    assert!(!image(deleted).exists(), "it is there again");
+    assert!(image(other).exists(), "control");
 }
 
 #[test]

@@ -3,12 +3,14 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
-use caisson::launcher::plan::{LaunchPlan, SpaceId};
+use caisson::launcher::plan::{LaunchPlan, Reply, Request, SpaceId, Step};
 use caisson::launcher::settings::ViewSettings;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatVfsMountFlags};
 
-use crate::support::{own_stand, plan, strict};
+use crate::support::stand::{Seat, Trouble, fresh_dir, fresh_space};
+use crate::support::{Stand, own_stand, plan, skip, strict};
 
 /// The daemon's account: nobody else's.
 const DAEMON: u32 = 0x6fff_fff1;
@@ -129,4 +131,55 @@ fn what_the_daemon_puts_there_is_the_guests() {
         ),
         "True put!"
     );
+}
+
+/// A view keeps its image mounted, whatever has become of who made it: that space waits, and nobody with it.
+#[test]
+fn a_space_that_somebody_still_holds_keeps_nobody_else_waiting() {
+    const LONG: Duration = Duration::from_secs(45);
+    let state = fresh_dir();
+    let start = || {
+        Stand::start(|settings| {
+            settings.state_dir = state.join("launcher");
+            settings.views = Some(ViewSettings { dir: state.join("views"), uid: DAEMON, gid: DAEMON });
+            settings.zygotes_off = true;
+            settings.shells_ready = 0;
+        })
+    };
+    let (held, other) = (fresh_space(), fresh_space());
+    let finished = (|| -> Result<(), String> {
+        let stand = start()?;
+        let mut guest = stand.guest(viewed(strict(held)));
+        guest.say("open('/mnt/data/kept', 'w').write('still here')");
+        let view = guest.view.take().expect("it was asked for");
+        drop(guest);
+        stand.finish();
+        let stand = start()?;
+        // Nobody lets go: it is told, and not for ever.
+        let busy = Trouble { step: Step::SpaceOpen, errno: rustix::io::Errno::BUSY.raw_os_error() };
+        assert_eq!(stand.launch(strict(held)).err(), Some(busy));
+        {
+            let mut seat = stand.seat();
+            let asked = [held, other].map(|space| {
+                let seq = seat.next_seq();
+                seat.send(&Request::Launch { seq, plan: strict(space) }.encode());
+                seq
+            });
+            let answered = |seat: &mut Seat| match seat.answer(LONG) {
+                Some((Reply::Launched { seq, .. }, _)) => seq,
+                answer => panic!("{answer:?}; the launcher's log:\n{}", stand.log()),
+            };
+            assert_eq!(answered(&mut seat), asked[1], "the other one waited for it");
+            // The one that waits comes when it can.
+            drop(view);
+            assert_eq!(answered(&mut seat), asked[0]);
+        }
+        let mut guest = stand.guest(strict(held));
+        assert_eq!(guest.say("print(open('/mnt/data/kept').read())"), "still here");
+        Ok(())
+    })();
+    let _ = fs::remove_dir_all(&state);
+    if let Err(reason) = finished {
+        skip(&reason);
+    }
 }

@@ -478,12 +478,12 @@ impl Seat {
         packet::send(&self.socket, bytes, &descriptors)
     }
 
-    /// The next answer to something asked: ends of what earlier tests had are passed over.
+    /// The next answer to something asked: ends of what earlier tests had and spaces that they left are passed over.
     pub(crate) fn answer(&mut self, max: Duration) -> Option<(Reply, Vec<OwnedFd>)> {
         let deadline = Instant::now() + max;
         loop {
             match self.reply(deadline.saturating_duration_since(Instant::now()))? {
-                (Reply::Ended { .. }, _) => {}
+                (Reply::Ended { .. } | Reply::SpaceFound { .. }, _) => {}
                 other => return Some(other),
             }
         }
