@@ -53,6 +53,8 @@
   const { then } = Promise.prototype;
   const cwd = process.cwd.bind(process);
   const chdir = process.chdir.bind(process);
+  const countListeners = process.listenerCount.bind(process);
+  const lengthOf = Reflect.getOwnPropertyDescriptor(Reflect.getPrototypeOf(Uint8Array.prototype), "length").get;
   const exit = process.reallyExit ? process.reallyExit.bind(process) : process.exit.bind(process);
 
   // --- output ------------------------------------------------------------------------------------------------------
@@ -76,10 +78,11 @@
 
   // Writes everything, waiting where the other end is slow and a child or libuv made the pipe non-blocking.
   function writeAll(fd, bytes) {
+    const length = apply(lengthOf, bytes, []);
     let sent = 0;
-    while (sent < bytes.length) {
+    while (sent < length) {
       try {
-        sent += writeSync(fd, bytes, sent, bytes.length - sent);
+        sent += writeSync(fd, bytes, sent, length - sent);
       } catch (error) {
         if (error.code !== "EAGAIN") throw error;
         nap(1);
@@ -150,6 +153,27 @@
   }
 
   // --- text for frames ---------------------------------------------------------------------------------------------
+
+  // Frames are put together by hand: `JSON.stringify` asks objects and lists, and so their prototypes, for a `toJSON`.
+  function listText(list, textOf) {
+    let text = "";
+    for (let i = 0; i < list.length; i++) text += `${i > 0 ? "," : ""}${textOf(list[i])}`;
+    return `[${text}]`;
+  }
+
+  const orNull = (text) => (text === null ? "null" : stringify(text));
+
+  function errorText({ ename, evalue, traceback }) {
+    return `{"ename":${stringify(ename)},"evalue":${stringify(evalue)},"traceback":${listText(traceback, stringify)}}`;
+  }
+
+  function doneFrame(nonce, { result, error }, order, refused) {
+    let more = "";
+    if (order !== undefined) more += `,"order":${listText(order, (entry) => `["${entry[0]}",${entry[1]}]`)}`;
+    if (refused !== undefined) more += `,"refused":{"what":"${refused.what}","errno":${refused.errno}}`;
+    // The newline before it ends what a cell may have written there, so that ours is not read as its tail.
+    return `\n{"nonce":${stringify(nonce)},"event":"done","result":${orNull(result)},"error":${error === null ? "null" : errorText(error)}${more}}\n`;
+  }
 
   const wellFormed = (text) => BufferFrom(text, "utf8").toString("utf8");
 
@@ -514,15 +538,20 @@
     process.on("beforeExit", () => {
       state.idle = true; // process.exit() does not come by here
     });
+    const quotedNonce = stringify(nonce);
     process.on("exit", (code) => {
       if (state.unsettled !== undefined && state.idle && !state.dying && process.exitCode === undefined) {
         process.exitCode = EXIT_UNSETTLED;
         writeAll(2, BufferFrom(`Warning: Detected unsettled top-level await at ${state.unsettled}\n`));
       }
       // Who listens as well may still change the code; node tells of an error after this; and the launcher sees the end.
-      if (state.dying || process.listenerCount("exit") > 1) return;
-      const exit = process.exitCode === undefined ? code : Number(process.exitCode);
-      writeAll(EVENTS, BufferFrom(`\n${stringify({ nonce, event: "done", exit })}\n`));
+      if (state.dying || countListeners("exit") > 1) return;
+      const status = (process.exitCode ?? code) & 0xff;
+      try {
+        writeAll(EVENTS, BufferFrom(`\n{"nonce":${quotedNonce},"event":"done","exit":${status}}\n`));
+      } catch {
+        // A program that has broken so much, or has closed that descriptor, ends as it does: the launcher sees it.
+      }
     });
   }
 
@@ -961,9 +990,7 @@
       result = null;
       error = describe(cell.rejections.values().next().value);
     }
-    const frame = { nonce: StringOf(cell.request.nonce), event: "done", result, error, order: takeOrder(), refused: cell.refused };
-    // The newline before it ends what a cell may have written there, so that ours is not read as its tail.
-    writeAll(EVENTS, BufferFrom(`\n${stringify(frame)}\n`));
+    writeAll(EVENTS, BufferFrom(doneFrame(StringOf(cell.request.nonce), { result, error }, takeOrder(), cell.refused)));
     if (waiting.length > 0) start(waiting.shift());
   }
 
