@@ -54,6 +54,8 @@
   const { then } = Promise.prototype;
   const cwd = process.cwd.bind(process);
   const chdir = process.chdir.bind(process);
+  const countListeners = process.listenerCount.bind(process);
+  const lengthOf = Reflect.getOwnPropertyDescriptor(Reflect.getPrototypeOf(Uint8Array.prototype), "length").get;
   const exit = process.reallyExit ? process.reallyExit.bind(process) : process.exit.bind(process);
 
   // --- output ------------------------------------------------------------------------------------------------------
@@ -77,10 +79,11 @@
 
   // Writes everything, waiting where the other end is slow and a child or libuv made the pipe non-blocking.
   function writeAll(fd, bytes) {
+    const length = apply(lengthOf, bytes, []);
     let sent = 0;
-    while (sent < bytes.length) {
+    while (sent < length) {
       try {
-        sent += writeSync(fd, bytes, sent, bytes.length - sent);
+        sent += writeSync(fd, bytes, sent, length - sent);
       } catch (error) {
         if (error.code !== "EAGAIN") throw error;
         nap(1);
@@ -151,6 +154,27 @@
   }
 
   // --- text for frames ---------------------------------------------------------------------------------------------
+
+  // Frames are put together by hand: `JSON.stringify` asks objects and lists, and so their prototypes, for a `toJSON`.
+  function listText(list, textOf) {
+    let text = "";
+    for (let i = 0; i < list.length; i++) text += `${i > 0 ? "," : ""}${textOf(list[i])}`;
+    return `[${text}]`;
+  }
+
+  const orNull = (text) => (text === null ? "null" : stringify(text));
+
+  function errorText({ ename, evalue, traceback }) {
+    return `{"ename":${stringify(ename)},"evalue":${stringify(evalue)},"traceback":${listText(traceback, stringify)}}`;
+  }
+
+  function doneFrame(nonce, { result, error }, order, refused) {
+    let more = "";
+    if (order !== undefined) more += `,"order":${listText(order, (entry) => `["${entry[0]}",${entry[1]}]`)}`;
+    if (refused !== undefined) more += `,"refused":{"what":"${refused.what}","errno":${refused.errno}}`;
+    // The newline before it ends what a cell may have written there, so that ours is not read as its tail.
+    return `\n{"nonce":${stringify(nonce)},"event":"done","result":${orNull(result)},"error":${error === null ? "null" : errorText(error)}${more}}\n`;
+  }
 
   const wellFormed = (text) => BufferFrom(text, "utf8").toString("utf8");
 
@@ -495,7 +519,7 @@
   // Runs a program, once: this process has no other work any more, and ends as node would end it.
   function runProgram(program, nonce, begin = later) {
     const state = becomeMain();
-    state.nonce = nonce;
+    state.quotedNonce = stringify(nonce);
     requests.unref();
     const folder = cwd();
     let main;
@@ -515,7 +539,7 @@
   // Gives up what belongs to cells, and has the end reported.
   function becomeMain() {
     if (ending !== undefined) return ending;
-    const state = { nonce: undefined, dying: false, idle: false, unsettled: undefined };
+    const state = { quotedNonce: undefined, dying: false, idle: false, unsettled: undefined };
     ending = state;
     recorder.idle = true;
     for (const [event, watcher] of Object.entries(watchers)) process.removeListener(event, watcher);
@@ -534,10 +558,14 @@
         writeAll(2, BufferFrom(`Warning: Detected unsettled top-level await at ${state.unsettled}\n`));
       }
       // Who listens as well may still change the code; node tells of an error after this; and the launcher sees the end.
-      if (state.dying || process.listenerCount("exit") > 1) return;
-      const exit = process.exitCode === undefined ? code : Number(process.exitCode);
-      writeAll(EVENTS, BufferFrom(`\n${stringify({ nonce: state.nonce, event: "done", exit })}\n`));
-      standStill();
+      if (state.dying || countListeners("exit") > 1) return;
+      const status = (process.exitCode ?? code) & 0xff;
+      try {
+        writeAll(EVENTS, BufferFrom(`\n{"nonce":${state.quotedNonce},"event":"done","exit":${status}}\n`));
+        standStill();
+      } catch {
+        // A program that has broken so much, or has closed that descriptor, ends as it does: the launcher sees it.
+      }
     });
     return state;
   }
@@ -994,9 +1022,7 @@
       result = null;
       error = describe(cell.rejections.values().next().value);
     }
-    const frame = { nonce: StringOf(cell.request.nonce), event: "done", result, error, order: takeOrder(), refused: cell.refused };
-    // The newline before it ends what a cell may have written there, so that ours is not read as its tail.
-    writeAll(EVENTS, BufferFrom(`\n${stringify(frame)}\n`));
+    writeAll(EVENTS, BufferFrom(doneFrame(StringOf(cell.request.nonce), { result, error }, takeOrder(), cell.refused)));
     if (waiting.length > 0) start(waiting.shift());
   }
 

@@ -8,6 +8,7 @@ takes every frame for guest text. What the code does defend against is mistakes:
 replace modules, patch `os` or `json`, set traces and limits. So everything it calls later is held from import.
 """
 
+import _thread
 import builtins
 import errno
 import fcntl
@@ -21,6 +22,7 @@ import time
 import traceback
 import types
 from _ast import Expr, Expression
+from collections import deque
 
 # A copy for the functions below: a cell may replace `str` or `len` in the module.
 __builtins__ = dict(builtins.__dict__)
@@ -87,12 +89,19 @@ class Recorder:
 
 def write_all(fd, data):
     """Writes everything, waiting where a cell has made the pipe non-blocking."""
-    sent, size = 0, len(data)
-    while sent < size:
+    write_on(fd, data, [])
+
+
+def write_on(fd, data, sent):
+    """The same from where it was broken off. `sent` has what each write took, noted in one step with the write: whatever a
+    signal's handler raises between two steps of ours, it can be gone on with."""
+    done, size = sum(sent), len(data)
+    while done < size:
         try:
-            sent += _write(fd, data[sent:] if sent else data)
+            sent.extend(map(_write, (fd,), (memoryview(data)[done:] if done else data,)))
         except BlockingIOError:
             wait_for(fd, select_out)
+        done = sum(sent)
 
 
 def wait_for(fd, event):
@@ -712,9 +721,42 @@ def done(request, result, error, more):
     return frame.encode("utf-8", "replace")
 
 
+class Frames:
+    """What goes to the daemon: each frame whole and in its turn, whichever thread or signal handler sends it.
+
+    A frame that is broken off is gone on with by whoever sends next, a cell's or a program's last one at the latest. A
+    forked child has no daemon to speak to; whoever held the lock does not exist there.
+    """
+
+    def __init__(self):
+        self.lock, self.pid = _thread.RLock(), _getpid()
+        self.waiting = deque()  # of frames, each with what has been written of it
+
+    def send(self, frame):
+        if _getpid() != self.pid:
+            return
+        if not any([each is frame for each, _ in self.waiting]):  # its sender was interrupted, and tries again
+            self.waiting.append((frame, []))
+        if self.lock._is_owned():
+            return  # a handler in the middle of another frame, which goes on once it returns
+        with self.lock:
+            try:
+                while self.waiting:
+                    first, sent = self.waiting[0]
+                    write_on(EVENTS, first, sent)
+                    self.waiting.popleft()
+            except OSError as exc:
+                if exc.errno in GONE:
+                    self.waiting.clear()
+                raise
+
+
+_frames = Frames()
+
+
 def send(frame):
     try:
-        write_all(EVENTS, frame)
+        _frames.send(frame)
     except OSError as exc:
         if exc.errno in GONE:
             _exit(0)  # the daemon left, or a cell closed descriptor 4: nobody can be answered any more
@@ -809,7 +851,7 @@ def prepare():
 def serve():
     """Answers requests until the daemon closes descriptor 3. Never returns."""
     session = prepare()
-    session.pid = _getpid()
+    session.pid = _frames.pid = _getpid()
     own_descriptors()
     if _access(_user_site, 0):
         add_user_site()
@@ -850,6 +892,7 @@ def rehearse(codes, kernel=False, program=False):
     """
     global REQUESTS, EVENTS
     programs, numbers = load_program(), (REQUESTS, EVENTS)
+    _frames.pid = _getpid()
     (REQUESTS, asked), (answers, EVENTS), (heard, out) = os.pipe(), os.pipe(), os.pipe()
     try:
         for fd in (answers, heard):

@@ -35,6 +35,8 @@ UNFIT = (
 )
 # What pandas takes for its `display.max_columns` in a terminal and in a notebook.
 TERMINAL_COLUMNS, NOTEBOOK_COLUMNS = 0, 20
+# How much one cell may publish: the daemon's own number (`PUBLISHED_MAX` in src/harness/mod.rs), which hears of one more.
+PUBLISHED_MAX = 60_000
 # What one cell may publish, in bytes of its frames: below the daemon's bound for a cell, and enough for the daemon to
 # see that a cell passed its cap of characters.
 PUBLISHED_BYTES_MAX = 15_000_000
@@ -69,12 +71,13 @@ class Publisher:
         self.events = dict(EVENTS, error=error_event(cut_error))
         self.nonce = self.send = self.session = None
         self.pid = -1
-        self.published, self.dropped = 0, False
+        self.count = self.published = 0
+        self.dropped = False
         self.failed = None  # the last error that was shown, as JSON
 
     def open(self, nonce, session, send):
         self.nonce, self.session, self.send = nonce, session, send
-        self.pid, self.published, self.dropped, self.failed = _getpid(), 0, False, None
+        self.pid, self.count, self.published, self.dropped, self.failed = _getpid(), 0, 0, False, None
 
     def close(self):
         self.nonce = None
@@ -90,7 +93,8 @@ class Publisher:
         if kind == "error":
             self.failed = body
         frame = '\n{"nonce":%s,"event":%s%s}\n' % (self.nonce, body, self.session.place())
-        if self.published + len(frame) <= PUBLISHED_BYTES_MAX:
+        if self.count < PUBLISHED_MAX and self.published + len(frame) <= PUBLISHED_BYTES_MAX:
+            self.count += 1
             self.published += len(frame)
             self.session.recorder.note("r", 1)
         elif self.dropped:

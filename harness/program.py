@@ -12,6 +12,7 @@ import _thread
 import atexit
 import builtins
 import gc
+import io
 import os
 import stat
 import sys
@@ -30,12 +31,17 @@ INPUT_BYTES_MAX = 4 * 1024 * 1024
 # Turns of an event loop that a call waits for others to go with it.
 TURNS_MAX = 1000
 LAST = ("last_type", "last_value", "last_traceback", "last_exc")
+HOLD_OUTPUT = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom
 DESCRIPTORS = 5  # of an interpreter in which nothing was opened
 INTERRUPTED = 130  # what a shell calls the end by SIGINT
+C_LONG = 1 << 63
+TRIES_MAX = 100  # of telling the end, while a signal's handler raises in each
 
+# What a program may replace, as it was before.
 _read, _exit, _getpid, _fstat = os.read, os._exit, os.getpid, os.fstat
+_modules, _frames_of_threads, _int_and = sys.modules, sys._current_frames, int.__and__
 _compile, _eval, _str = compile, eval, str
-_stat, _count_threads, _current_frames = os.stat, _thread._count, sys._current_frames
+_stat, _count_threads = os.stat, _thread._count
 _run_exit_functions = atexit._run_exitfuncs
 _collect, _get_objects, _listdir, _is_regular = gc.collect, gc.get_objects, os.listdir, stat.S_ISREG
 
@@ -67,9 +73,10 @@ class Program:
         self.pid, self.folder = _getpid(), working_directory()
         self.names = session.main.__dict__
         self.awaits = False
-        self.plots, self.modules = Plots(self), len(sys.modules)
+        self.plots, self.modules = Plots(self), len(_modules)
         self.port = port_of(request.get("nonce"), program.get("tools"))
         self.events = harness.identity(harness.EVENTS)
+        self.last = None  # the frame that tells the end
 
     def run(self):
         """Runs it to its end. Never returns."""
@@ -137,7 +144,8 @@ class Program:
         if code is None:
             return 0
         if isinstance(code, int):
-            return code & 0xFF
+            # What is no C long is an error to Python, and so -1.
+            return _int_and(code, 0xFF) if -C_LONG <= _int_and(code, -1) < C_LONG else 0xFF
         self.attempt_to(self.write, _str(code) + "\n")
         return 1
 
@@ -146,8 +154,8 @@ class Program:
         sys.last_type, sys.last_value, sys.last_traceback = type(exc), exc, trace
         if sys.version_info >= (3, 12):
             sys.last_exc = exc
-        hook = sys.excepthook
-        if hook is sys.__excepthook__:
+        hook = getattr(sys, "excepthook", None)
+        if hook is None or hook is sys.__excepthook__:
             self.attempt_to(self.tell, exc)
         else:
             try:
@@ -172,7 +180,7 @@ class Program:
         self.write(text or "%s: %s\n" % (name, harness.safe_str(exc)))
 
     def write(self, text):
-        stream = sys.stderr
+        stream = getattr(sys, "stderr", None)
         if stream is None:
             return
         try:
@@ -185,35 +193,36 @@ class Program:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def flush(self):
-        harness.flush(sys.stdout)
-        harness.flush(sys.stderr)
+        harness.flush(getattr(sys, "stdout", None))
+        harness.flush(getattr(sys, "stderr", None))
 
     def let_go(self):
         """Takes the program's names away, as Python's ending does: files are written, `__del__` is called."""
-        if len(_current_frames()) > 1:
+        if len(_frames_of_threads()) > 1:
             return  # a daemon thread would go on without its names; Python's own ending stops it first
         for last in [name for name in LAST if hasattr(sys, name)]:
             setattr(sys, last, None)
-        names = [name for name in self.names if name != "__builtins__"]
+        names = [name for name in self.names if type(name) is str and name != "__builtins__"]
         names.sort(key=lambda name: not (name[:1] == "_" and name[:2] != "__"))
         _eval(LET_GO, {"names": names, "main": self.names})
         # Without classes and packages there is nothing in a ring that does something when it is collected.
-        if "class" in self.code or len(sys.modules) != self.modules:
+        if "class" in self.code or len(_modules) != self.modules:
             _collect()
 
     def leave(self, status):
-        told = None
+        tries, told = 0, False
         while True:
             try:
-                if told is None:
+                tries += 1
+                if not told and tries <= TRIES_MAX:
                     self.flush()
                     told = self.tell_end(status)
-                if told and len(_current_frames()) == 1:
+                if told and len(_frames_of_threads()) == 1:
                     # Until the daemon ends it, behind its answer: our own end would take the processor from that.
                     _read(REQUESTS, 1)
                 _exit(status)
             except OSError:
-                _exit(status)  # nobody hears it: the launcher sees the status
+                tries, told = TRIES_MAX, False  # nobody hears it: the launcher sees the status
             except BaseException:
                 pass  # of a signal handler: once more
 
@@ -222,8 +231,9 @@ class Program:
         # Not a fork's, nor where the program has a file of its own under this number.
         if _getpid() != self.pid or harness.identity(harness.EVENTS) != self.events:
             return False
-        frame = '\n{"nonce":%s,"event":"done","exit":%d}\n' % (self.nonce, status)
-        harness.write_all(harness.EVENTS, frame.encode())
+        if self.last is None:
+            self.last = ('\n{"nonce":%s,"event":"done","exit":%d}\n' % (self.nonce, status)).encode()
+        harness._frames.send(self.last)
         return True
 
     # --- threads and workers ------------------------------------------------------------------------------------------
@@ -374,7 +384,7 @@ def own_frames_off(trace):
 
 
 def wait_for_threads():
-    threading = sys.modules.get("threading")
+    threading = _modules.get("threading")
     if threading is None or _count_threads() == 0:
         return
     try:
@@ -390,10 +400,8 @@ def flush_files():
     """Writes what is still held for files that nobody has closed, and for C's. Before their owners are let go as well:
     of a ring that holds a file the collector may close the lowest layer first."""
     if files_to_write():
-        import io
-
         for each in _get_objects():
-            if isinstance(each, (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
+            if isinstance(each, HOLD_OUTPUT):
                 try:
                     each.flush()
                 except (OSError, ValueError):
@@ -609,7 +617,7 @@ class Port:
         import json
 
         self.nonce, self.names, self.pid = nonce, names, _getpid()
-        self.loads, self.dumps = json.loads, json.dumps
+        self.loads, self.dumps = json.JSONDecoder().decode, json.JSONEncoder(allow_nan=False, default=plain).encode
         self.lock = _thread.allocate_lock()
         self.count = 0
         self.waiting = {}  # id → its event loop and its future
@@ -634,7 +642,7 @@ class Port:
 
         if _getpid() != self.pid:
             raise ToolError("tools can only be called in the program's own process")
-        text = self.dumps(given, allow_nan=False, default=plain)
+        text = self.dumps(given)
         if len(text) > INPUT_BYTES_MAX:
             raise ToolError("the input of %s is too large: %d of at most %d bytes" % (name, len(text), INPUT_BYTES_MAX))
         loop = asyncio.get_running_loop()
@@ -677,7 +685,7 @@ class Port:
 
     def send(self, frame):
         try:
-            harness.write_all(harness.EVENTS, frame)
+            harness._frames.send(frame)
         except OSError as exc:
             self.fail("tools cannot be called any more: %s" % exc)
 
@@ -686,7 +694,7 @@ class Port:
             lines = self.read_lines()
         for line in lines:
             try:
-                frame = self.loads(line)
+                frame = self.loads(line.decode())
             except ValueError:
                 continue
             if type(frame) is dict and frame.get("nonce") == self.nonce:

@@ -346,6 +346,44 @@ def guests(report, only):
         report.run("figures return to the start", figures_return, daemon, before)
 
 
+# What a kernel publishes, in floods: each costs its own cell at most.
+PUBLISH = "publish = get_ipython().display_pub.publish\n"
+FLOODS = [
+    ok("displays without content", PUBLISH + "for n in range(100000): publish({}, transient={'display_id': str(n)})", lambda answer: "truncated at" in answer.stderr, timeout=60),
+    ok("updates of one display", PUBLISH + "for n in range(100000): publish({'text/plain': 'x'}, transient={'display_id': 'd'}, update=n > 0)", lambda answer: "[displays and their updates truncated at 60000]" in answer.stderr, timeout=60),
+    ok("clearings", "from IPython.display import clear_output\nfor n in range(100000): clear_output()\nprint('end')", lambda answer: "end\n" in answer.stdout, timeout=60),
+    ok("names of a megabyte", PUBLISH + "for n in range(14): publish({'text/plain': 'x'}, transient={'display_id': 'n' * 1000000 + str(n)})", lambda answer: len(answer.data["outputs"]) >= 14, timeout=60),
+    ok("threads that publish at once", PUBLISH + """
+import threading
+def work(letter):
+    for n in range(20): publish({'text/plain': letter * 40000})
+threads = [threading.Thread(target=work, args=(letter,)) for letter in 'abc']
+for thread in threads: thread.start()
+for thread in threads: thread.join()""", lambda answer: 10 < len(answer.data["outputs"]) and all(len(set(it["data"]["text/plain"])) == 1 for it in answer.data["outputs"] if "data" in it), timeout=60),
+    dies("lines without end", "import os\nwhile True: os.write(4, b'x\\n' * 2048)", PROTOCOL),
+    Fault("lines that cost least, until its time is up", "import os\nwhile True: os.write(4, b'\\n' * 512)", "timeout", "TimeoutError", kept=None, timeout=3),
+]
+
+
+def floods(report):
+    with live.Daemon("floods", {**ENV, "AIO_CODE_BACKEND": "kernel"}) as daemon:
+        client, neighbour = daemon.client("KEYA"), Neighbour(daemon.client("KEYB"))
+        neighbour.start()
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda it: report.run("flood: " + it.name, flood, client, it), FLOODS))
+        neighbour.over.set()
+        neighbour.join(30)
+        report.note("floods: the neighbour's every answer right (%d)" % len(neighbour.seconds), "; ".join(neighbour.wrong[:3]))
+        worst = max(neighbour.seconds)
+        report.note("floods: the neighbour answered within %.1f s" % worst, worst > NEIGHBOUR_MAX_S and "above %d s" % NEIGHBOUR_MAX_S)
+
+
+def flood(client, fault):
+    answer = client.run(fault.code, timeout=fault.timeout)
+    trouble = judge(answer, fault)
+    return trouble and "%s: %s" % (trouble, answer)
+
+
 def figures_return(daemon, before):
     """Ready shells linger a minute after the last request, and their spaces another."""
     # Not the files: spaces have been made. Not the memory: that is the soak's.
@@ -671,7 +709,7 @@ def hurried():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="guests whose name holds this text; `kills`, `stops` or `folders` for those parts")
+    parser.add_argument("--only", default="", help="guests whose name holds this text; `kills`, `floods`, `stops` or `folders` for those parts")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     args = parser.parse_args()
@@ -681,12 +719,12 @@ def main():
         print("suite faults: 0 passed, 0 failed")
         return 0
     report = Report()
-    parts = {"guests": lambda: guests(report, "" if args.only == "guests" else args.only), "kills": lambda: kills(report, args.rounds, args.seed), "stops": lambda: stops(report), "folders": lambda: folders(report)}
+    parts = {"guests": lambda: guests(report, "" if args.only == "guests" else args.only), "kills": lambda: kills(report, args.rounds, args.seed), "floods": lambda: floods(report), "stops": lambda: stops(report), "folders": lambda: folders(report)}
     chosen = list(parts) if not args.only else [args.only if args.only in parts else "guests"]
     try:
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             running = [pool.submit(lambda: [parts[it]() for it in ("kills", "stops") if it in chosen])]
-            running += [pool.submit(parts[it]) for it in ("guests", "folders") if it in chosen]
+            running += [pool.submit(parts[it]) for it in ("guests", "floods", "folders") if it in chosen]
             for each in running:
                 each.result()
     except suites.Failed as error:

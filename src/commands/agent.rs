@@ -22,6 +22,7 @@ use super::session::Session;
 use crate::engine::Stream;
 use crate::harness::interpreter::Provenance;
 use crate::harness::outcome::death_text;
+use crate::harness::pace::Pace;
 use crate::inside::commands::frame::{Decoder, EVENT_BYTES_MAX, Event, Found, Request};
 use crate::launcher::client::{Ender, Sandbox};
 use crate::launcher::plan::{End, LaunchPlan};
@@ -260,7 +261,7 @@ async fn write(mut requests: pipe::Sender, mut waiting: mpsc::Receiver<Vec<u8>>)
 async fn hear(mut events: pipe::Receiver, shared: &Shared, ready: oneshot::Sender<Found>) -> Option<String> {
     let mut decoder = Decoder::new(EVENT_BYTES_MAX);
     let mut ready = Some(ready);
-    let mut burst = 0;
+    let (mut burst, mut pace) = (0, Pace::new());
     loop {
         let buffer = decoder.buffer();
         buffer.reserve(READ_BYTES);
@@ -276,7 +277,11 @@ async fn hear(mut events: pipe::Receiver, shared: &Shared, ready: oneshot::Sende
                     Some(ready) => drop(ready.send(found)),
                     None => return Some("its agent broke the protocol".to_owned()),
                 },
-                Ok(Some(event)) => deliver(shared, event),
+                Ok(Some(event)) => {
+                    pace.spend(0);
+                    deliver(shared, event);
+                    pace.rest().await;
+                }
                 Err(broken) => {
                     tracing::warn!(%broken, "a command agent broke the protocol; its sandbox is ended");
                     return Some("its agent broke the protocol".to_owned());

@@ -50,14 +50,11 @@ pub enum Piece {
 
 impl Piece {
     /// Most characters that a watcher is told of a cell, text apart. Updates and outputs that are cleared again cost the
-    /// cell nothing, and the watcher's queue has no bound of its own; the answer at the end has everything.
+    /// cell nothing, and who watches may take nothing; the answer at the end has everything.
     pub const CHARS_MAX: usize = 8 * 1024 * 1024;
     /// A piece counts for at least so many of them.
     pub const CHARS_LEAST: usize = 64;
 }
-
-/// Takes the pieces of a running cell, [`Piece::CHARS_MAX`] of them.
-pub type Watcher = tokio::sync::mpsc::UnboundedSender<Piece>;
 
 /// What an `error` output carries.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ mod detached;
 pub mod execution;
 pub mod identity;
 pub mod info;
+pub mod pieces;
 pub mod refusal;
 pub mod run;
 
@@ -18,8 +19,9 @@ pub mod run;
 mod tests;
 
 pub use config::EngineConfig;
-pub use execution::{Bundle, ErrorOutput, Execution, Output, Piece, Status, Stream, Watcher};
+pub use execution::{Bundle, ErrorOutput, Execution, Output, Piece, Status, Stream};
 pub use info::{Backends, CodeInfo, EngineStats, KernelInfo, RuntimeInfo};
+pub use pieces::{Pieces, Watcher, pieces};
 pub use refusal::Refusal;
 pub use run::{CreateRefused, DEFAULT_TENANT, Engine};
 

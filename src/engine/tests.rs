@@ -9,7 +9,7 @@ use crate::backend::native::fake::{FakeLauncher, hello};
 use crate::engine::run::NewSession;
 use crate::engine::{
     CellRequest, CreateRefused, Engine, EngineConfig, Execution, Language, Output, Piece, Refusal, Runner,
-    SessionChoice, Status, TenantId, Tiers,
+    SessionChoice, Status, TenantId, Tiers, pieces,
 };
 use crate::launcher::plan::{Account, Origin, Profile, SpaceId};
 use crate::launcher::posture::Hello;
@@ -559,7 +559,7 @@ async fn a_kernel_that_is_deaf_to_interrupts_is_ended_with_its_session() {
 #[tokio::test]
 async fn a_watcher_hears_of_outputs_while_the_cell_runs() {
     let house = house(config());
-    let (watcher, mut pieces) = tokio::sync::mpsc::unbounded_channel();
+    let (watcher, mut pieces) = pieces();
     let request = CellRequest {
         watcher: Some(watcher),
         ..cell(None, "out a\nsleep 30\nbytes c3\nsleep 30\nbytes a4\nraise E no")

@@ -14,6 +14,7 @@ use tokio::net::unix::pipe;
 use crate::engine::{Output, Stream};
 use crate::harness::frame::At;
 use crate::harness::rich::{Folded, Mark, Rich};
+use crate::harness::{DISPLAY_NAMES_MAX, PUBLISHED_MAX};
 
 /// Room made for one read of a stream, in bytes: what a pipe holds by default.
 pub(super) const READ_BYTES: usize = 64 * 1024;
@@ -24,6 +25,8 @@ pub(super) const FIRST_READ_BYTES: usize = 4 * 1024;
 pub(super) const DRAIN_BYTES_MAX: usize = 1024 * 1024;
 /// Characters that still get through once a cell's cap is reached: its result, error and rich outputs.
 pub(crate) const TAIL_CHARS_MAX: usize = 64 * 1024;
+/// Reads of one draining: a pipe whose writes stay apart gives each by itself, and holds so many of them at most.
+pub(super) const DRAIN_READS_MAX: usize = 256;
 /// Outputs under one name that an update reaches.
 const SHOWN_PER_NAME_MAX: usize = 16;
 /// The latest reads of a stream, whose times are remembered.
@@ -121,6 +124,9 @@ pub(super) struct Capture {
     chars_kept: usize,
     bytes_kept: usize,
     truncated: bool,
+    /// Things published that were taken, and whether there were more.
+    published: usize,
+    too_many: bool,
     /// What may still arrive once the cap is reached, in characters.
     tail_chars_left: usize,
     /// The next output takes away those before it.
@@ -201,6 +207,8 @@ impl Capture {
             chars_kept: 0,
             bytes_kept: 0,
             truncated: false,
+            published: 0,
+            too_many: false,
             tail_chars_left: TAIL_CHARS_MAX,
             clears_at_next: false,
             shown: HashMap::new(),
@@ -239,16 +247,17 @@ impl Capture {
     /// interpreter says to have written in all: a pipe in packet mode gives less per read than it holds.
     pub(super) fn drain(&mut self, stream: Stream, tap: &mut Tap, expected: usize) -> usize {
         let mut drained = 0;
-        loop {
+        for _ in 0..DRAIN_READS_MAX {
             let bytes = self.read_once(stream, tap, Wake::Reply);
             drained += bytes;
             // Less than there was room for: the pipe is empty, and asking once more would tell nothing new.
             let emptied = bytes < FIRST_READ_BYTES && self.kept(stream).seen >= expected;
             let enough = drained >= DRAIN_BYTES_MAX || self.over_limit().is_some();
             if bytes == 0 || emptied || enough {
-                return drained;
+                break;
             }
         }
+        drained
     }
 
     /// Bytes of each stream that came, standard output's first.
@@ -290,15 +299,25 @@ impl Capture {
         self.arrivals.extend(aside);
     }
 
+    /// Whether something published is to be looked at: their number has a bound, whatever they hold.
+    pub(super) fn admits(&mut self, rich: &Rich) -> bool {
+        if self.published == PUBLISHED_MAX {
+            self.too_many = true;
+            return false;
+        }
+        if *rich == Rich::Dropped {
+            self.truncated = true;
+            return false;
+        }
+        self.published += 1;
+        true
+    }
+
     /// Takes something published whole, or not at all when it goes over the cap. True when it was taken.
     pub(super) fn insert(&mut self, rich: Rich, execution_count: u64) -> bool {
         let chars = rich.chars();
-        match rich {
-            Rich::Dropped => {
-                self.truncated = true;
-                return false;
-            }
-            Rich::Clear { wait } => {
+        match &rich {
+            &Rich::Clear { wait } => {
                 if !wait {
                     self.take_away_outputs();
                 }
@@ -306,8 +325,8 @@ impl Capture {
                 self.arrivals.push(Arrival::Rich(Mark::Clear { wait }));
                 return true;
             }
-            Rich::Update { ref id, .. } if self.shown.contains_key(id) => {
-                return self.update(&id.clone(), &rich, execution_count);
+            Rich::Update { id, .. } if self.shown.contains_key(id) => {
+                return self.update(id, &rich, chars, execution_count);
             }
             _ => {}
         }
@@ -315,26 +334,36 @@ impl Capture {
             self.take_away_outputs();
         }
         let fits = self.charge(chars);
-        let mark = Mark::of(rich, execution_count).filter(|_| fits).unwrap_or(Mark::Nothing);
-        if let Mark::Output { id: Some(id), .. } = &mark {
-            let places = self.shown.entry(id.clone()).or_default();
-            if places.len() < SHOWN_PER_NAME_MAX {
-                places.push(self.arrivals.len());
-            }
+        if fits && let Rich::Display { id: Some(id), .. } | Rich::Update { id, .. } = &rich {
+            self.name(id);
         }
-        self.arrivals.push(Arrival::Rich(mark));
+        let mark = if fits { Mark::of(rich, chars, execution_count) } else { None };
+        self.arrivals.push(Arrival::Rich(mark.unwrap_or(Mark::Nothing)));
         fits
     }
 
+    /// What comes next is shown under this name.
+    fn name(&mut self, id: &str) {
+        let at = self.arrivals.len();
+        if let Some(places) = self.shown.get_mut(id) {
+            if places.len() < SHOWN_PER_NAME_MAX {
+                places.push(at);
+            }
+        } else if self.shown.len() < DISPLAY_NAMES_MAX {
+            self.shown.insert(id.to_owned(), vec![at]);
+        }
+    }
+
     /// Replaces whatever is shown under the update's name, where there is room for it.
-    fn update(&mut self, id: &str, rich: &Rich, execution_count: u64) -> bool {
+    fn update(&mut self, id: &str, rich: &Rich, chars: usize, execution_count: u64) -> bool {
         let mut all = true;
         for at in self.shown.get(id).cloned().unwrap_or_default() {
             let Arrival::Rich(mark) = &self.arrivals[at] else { continue };
             let refunded = mark.chars();
             self.chars_kept = self.chars_kept.saturating_sub(refunded);
-            let fits = self.charge(rich.chars());
-            match Mark::of(rich.clone(), execution_count).filter(|_| fits) {
+            let fits = self.charge(chars);
+            let fresh = if fits { Mark::of(rich.clone(), chars, execution_count) } else { None };
+            match fresh {
                 Some(fresh) => self.arrivals[at] = Arrival::Rich(fresh),
                 None => self.chars_kept += refunded,
             }
@@ -385,6 +414,11 @@ impl Capture {
     /// True when something was left out.
     pub(super) fn is_truncated(&self) -> bool {
         self.truncated
+    }
+
+    /// True when more was published than may be.
+    pub(super) fn has_too_many(&self) -> bool {
+        self.too_many
     }
 
     /// Characters left for the result and the error: those of the cell, or the tail's.
@@ -695,6 +729,26 @@ mod tests {
             capture.insert(Rich::Clear { wait: true }, 1);
         }
         assert!(!capture.is_truncated());
+    }
+
+    #[test]
+    fn what_is_published_is_bounded_in_number_and_in_names() {
+        let mut capture = Capture::new(100_000_000);
+        let taken = (0..2 * PUBLISHED_MAX).filter(|n| {
+            let rich = display("x", Some(&n.to_string()));
+            capture.admits(&rich) && capture.insert(rich, 1)
+        });
+        assert_eq!(taken.count(), PUBLISHED_MAX);
+        assert_eq!((capture.arrivals.len(), capture.shown.len()), (PUBLISHED_MAX, DISPLAY_NAMES_MAX));
+        assert!(capture.has_too_many() && !capture.is_truncated());
+    }
+
+    #[test]
+    fn the_name_of_a_display_counts() {
+        let mut capture = Capture::new(1_000);
+        capture.tail_chars_left = 0;
+        assert!(!capture.insert(display("x", Some(&"n".repeat(1_000))), 1));
+        assert!(capture.is_truncated() && capture.shown.is_empty());
     }
 
     #[test]

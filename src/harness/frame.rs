@@ -12,9 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::{Bundle, ErrorOutput, Stream};
 use crate::harness::capture::Told;
+use crate::harness::pace::Pace;
 use crate::harness::rich::Rich;
 use crate::harness::tools::{CallWire, Called, ToolAnswer, ToolName};
-use crate::harness::{FRAME_BYTES_MAX, ORDER_ENTRIES_MAX};
+use crate::harness::{DISPLAY_NAME_BYTES_MAX, FRAME_BYTES_MAX, LINE_BYTES_LEAST, ORDER_ENTRIES_MAX};
 
 /// Length of a nonce, in characters of the URL-safe alphabet (six bits each).
 const NONCE_CHARS: usize = 20;
@@ -209,10 +210,14 @@ const WEIGHT_MAX: usize = 4 * FRAME_BYTES_MAX;
 const OBJECT_BYTES: usize = 640;
 const VALUE_BYTES: usize = 40;
 
-/// An interpreter sent a line longer than [`FRAME_BYTES_MAX`].
+/// An interpreter sent more on its control pipe than it may.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the interpreter sent a line of more than {FRAME_BYTES_MAX} bytes on its control pipe")]
-pub struct LineTooLong;
+pub enum TooMuch {
+    #[error("the interpreter sent a line of more than {FRAME_BYTES_MAX} bytes on its control pipe")]
+    Line,
+    #[error("the interpreter sent more lines on its control pipe than one request may")]
+    Lines,
+}
 
 #[derive(Deserialize)]
 struct EventWire {
@@ -264,9 +269,21 @@ pub struct EventReader {
     start: usize,
     /// Before here, what has not been read is known to hold no newline.
     searched: usize,
+    /// What the request at hand may still send.
+    bytes_left: usize,
 }
 
 impl EventReader {
+    /// A request begins, which may send so many bytes.
+    pub fn begin(&mut self, bytes_max: usize) {
+        self.bytes_left = bytes_max;
+    }
+
+    /// Whether there may be a whole line here.
+    pub fn has_more(&self) -> bool {
+        self.searched < self.buffer.len()
+    }
+
     /// Where the next bytes of the pipe go, with room for [`READ_BYTES`].
     pub fn buffer(&mut self) -> &mut Vec<u8> {
         // Once per read of the pipe and not once per line: a guest can send 32,000 empty lines in one read.
@@ -280,9 +297,19 @@ impl EventReader {
         &mut self.buffer
     }
 
-    /// The next event of the cell `nonce`, if a whole one is here. Lines that are none are dropped.
-    pub fn next(&mut self, nonce: &Nonce) -> Result<Option<Event>, LineTooLong> {
-        while let Some(line) = self.next_line()? {
+    /// The next event of the cell `nonce`, if a whole one is here and the turn is not over. Lines that are none are
+    /// dropped.
+    pub(super) fn next(&mut self, nonce: &Nonce, pace: &mut Pace) -> Result<Option<Event>, TooMuch> {
+        while !pace.is_over()
+            && let Some(line) = self.next_line()?
+        {
+            let least = if line.is_empty() { 1 } else { LINE_BYTES_LEAST };
+            let cost = (line.len() + 1).max(least);
+            self.bytes_left = self.bytes_left.checked_sub(cost).ok_or(TooMuch::Lines)?;
+            if line.is_empty() {
+                continue;
+            }
+            pace.spend(line.len());
             if let Some(event) = parse(&self.buffer[line], nonce) {
                 return Ok(Some(event));
             }
@@ -290,11 +317,11 @@ impl EventReader {
         Ok(None)
     }
 
-    fn next_line(&mut self) -> Result<Option<Range<usize>>, LineTooLong> {
+    fn next_line(&mut self) -> Result<Option<Range<usize>>, TooMuch> {
         let newline = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n');
         let end = newline.map_or(self.buffer.len(), |at| self.searched + at);
         if end - self.start >= FRAME_BYTES_MAX {
-            return Err(LineTooLong);
+            return Err(TooMuch::Line);
         }
         if newline.is_none() {
             self.searched = self.buffer.len();
@@ -329,6 +356,8 @@ fn parse(line: &[u8], nonce: &Nonce) -> Option<Event> {
         return None;
     }
     let EventWire { data, metadata, id, wait, .. } = wire;
+    let is_update = wire.event == "update" && id.is_some();
+    let id = id.filter(|id| id.len() <= DISPLAY_NAME_BYTES_MAX);
     let at = wire.at.map(|[out, out_unread, err, err_unread, from, until]| {
         let bytes = |number| usize::try_from(number).unwrap_or(usize::MAX);
         let (own, unread) = ([out, err].map(bytes), [out_unread, err_unread].map(bytes));
@@ -339,7 +368,11 @@ fn parse(line: &[u8], nonce: &Nonce) -> Option<Event> {
         wire.error.map(|it| ErrorOutput { ename: it.ename, evalue: it.evalue, traceback: it.traceback });
     match wire.event.as_str() {
         "display" => rich(Rich::Display { data, metadata, id }),
-        "update" => rich(Rich::Update { data, metadata, id: id? }),
+        "update" if is_update => rich(match id {
+            Some(id) => Rich::Update { data, metadata, id },
+            // Nothing is shown under such a name.
+            None => Rich::Display { data, metadata, id },
+        }),
         "result" => rich(Rich::Result { data, metadata }),
         "error" => rich(Rich::Error(error?)),
         "clear" => rich(Rich::Clear { wait }),
@@ -451,7 +484,8 @@ mod tests {
     fn read(bytes: &[u8]) -> Vec<Event> {
         let mut reader = EventReader::default();
         reader.buffer().extend_from_slice(bytes);
-        std::iter::from_fn(|| reader.next(&nonce()).expect("no line is too long")).collect()
+        reader.begin(usize::MAX);
+        std::iter::from_fn(|| reader.next(&nonce(), &mut Pace::new()).expect("no line is too long")).collect()
     }
 
     fn done(line: &str) -> Option<Done> {
@@ -566,7 +600,45 @@ mod tests {
     fn a_line_that_does_not_end_is_an_offence() {
         let mut reader = EventReader::default();
         reader.buffer().resize(FRAME_BYTES_MAX, b'x');
-        assert_eq!(reader.next(&nonce()), Err(LineTooLong));
+        assert_eq!(reader.next(&nonce(), &mut Pace::new()), Err(TooMuch::Line));
+    }
+
+    #[test]
+    fn a_line_counts_for_more_than_its_length_and_an_empty_one_does_not() {
+        let lines = |line: &str, bytes_max| {
+            let mut reader = EventReader::default();
+            reader.begin(bytes_max);
+            reader.buffer().extend_from_slice(line.repeat(100).as_bytes());
+            loop {
+                match reader.next(&nonce(), &mut Pace::new()) {
+                    Ok(_) if reader.has_more() => {}
+                    other => return other,
+                }
+            }
+        };
+        for (line, cost) in
+            [("x\n", LINE_BYTES_LEAST), ("\n", 1), (&*format!("{}\n", "x".repeat(999)), 1_000)]
+        {
+            assert_eq!(lines(line, 100 * cost), Ok(None), "{cost}");
+            assert_eq!(lines(line, 100 * cost - 1), Err(TooMuch::Lines), "{cost}");
+        }
+    }
+
+    #[test]
+    fn a_display_under_a_name_too_long_has_none() {
+        for (length, is_named) in [(DISPLAY_NAME_BYTES_MAX, true), (DISPLAY_NAME_BYTES_MAX + 1, false)] {
+            for event in ["display", "update"] {
+                let id = "d".repeat(length);
+                let line =
+                    format!("{{\"nonce\":\"N\",\"event\":\"{event}\",\"data\":{{}},\"id\":\"{id}\"}}\n");
+                let named = match read(line.as_bytes()).pop() {
+                    Some(Event::Rich(Rich::Display { id, .. }, None)) => id.is_some(),
+                    Some(Event::Rich(Rich::Update { .. }, None)) => true,
+                    other => panic!("{other:?}"),
+                };
+                assert_eq!(named, is_named, "{event} {length}");
+            }
+        }
     }
 
     proptest! {
@@ -589,7 +661,8 @@ mod tests {
             for cut in cuts.iter().cycle() {
                 let (piece, tail) = rest.split_at((*cut).min(rest.len()));
                 reader.buffer().extend_from_slice(piece);
-                while reader.next(&nonce()).expect("short lines").is_some() {
+                reader.begin(usize::MAX);
+                while reader.next(&nonce(), &mut Pace::new()).expect("short lines").is_some() {
                     events += 1;
                 }
                 rest = tail;

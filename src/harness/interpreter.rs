@@ -11,6 +11,8 @@
 //!
 //! A kernel is interrupted at the deadline instead, has two seconds to end its cell, and keeps its names.
 //!
+//! Whatever arrives, the clock is looked at between two turns of reading, and other tasks have theirs (`pace.rs`).
+//!
 //! A run consumes the interpreter and gives it back only when it can take another cell. Dropping an
 //! [`Interpreter`], also in the middle of a run, ends its sandbox.
 #![forbid(unsafe_code)]
@@ -32,6 +34,7 @@ use crate::harness::capture::{Capture, Tap, Wake, expected_bytes};
 use crate::harness::feed::Feed;
 use crate::harness::frame::{Ask, Done, Event, EventReader, Nonce, encode};
 use crate::harness::outcome::{CellOutcome, Ending, Parts, Stopped};
+use crate::harness::pace::Pace;
 use crate::harness::rich::Rich;
 use crate::launcher::client::{Ender, Sandbox};
 use crate::launcher::plan::{Attestation, End, SandboxId, SpaceId};
@@ -53,7 +56,7 @@ const INTERRUPT_WAIT: Duration = Duration::from_secs(2);
 const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
 /// So often in a row the control pipe is read once more, because the streams have moved meanwhile.
 const OVERHEAR_MAX: usize = 32;
-/// Most bytes that one cell may send on the control pipe.
+/// Most bytes that one cell may send on the control pipe, its lines counted as [`super::LINE_BYTES_LEAST`] says.
 const EVENT_BYTES_MAX: usize = 4 * FRAME_BYTES_MAX;
 
 /// What bounds one cell.
@@ -283,6 +286,7 @@ impl Interpreter {
         talk: &mut Talk,
         stop: &mut watch::Receiver<Option<Stopped>>,
     ) -> (Option<Done>, Ending) {
+        self.reader.begin(EVENT_BYTES_MAX);
         let frame = match encode(&talk.nonce, self.kernel, ask) {
             Ok(frame) => frame,
             Err(too_long) => return (None, Ending::CodeTooLong(too_long)),
@@ -363,20 +367,25 @@ impl Interpreter {
         let timer = sleep_until(talk.phase_end());
         tokio::pin!(timer);
         loop {
+            if Instant::now() >= talk.phase_end() {
+                self.next_phase(talk)?;
+                timer.as_mut().reset(talk.phase_end());
+            }
             tokio::select! {
-                read = self.events.read_buf(self.reader.buffer()) => match read {
-                    Ok(bytes) if bytes > 0 => {
-                        if let Some(done) = self.take_events(talk, bytes)? {
-                            return Ok(done);
-                        }
-                        if let Some(done) = self.overhear(talk)? {
-                            return Ok(done);
-                        }
+                is_there = more_lines(&mut self.events, &mut self.reader) => {
+                    if !is_there {
+                        return Err(Ending::Died(None));
                     }
-                    _ => return Err(Ending::Died(None)),
-                },
+                    if let Some(done) = self.take_events(talk)? {
+                        return Ok(done);
+                    }
+                    if let Some(done) = self.overhear(talk)? {
+                        return Ok(done);
+                    }
+                }
                 () = self.stdout.readable() => {
                     let bytes = talk.capture.read_once(Stream::Stdout, &mut self.stdout, Wake::Reactor);
+                    talk.pace.spend(bytes);
                     talk.hush.piece(bytes, &mut self.stdout);
                     if let Some(done) = self.overhear(talk)? {
                         return Ok(done);
@@ -384,6 +393,7 @@ impl Interpreter {
                 }
                 () = self.stderr.readable() => {
                     let bytes = talk.capture.read_once(Stream::Stderr, &mut self.stderr, Wake::Reactor);
+                    talk.pace.spend(bytes);
                     talk.hush.piece(bytes, &mut self.stderr);
                     if let Some(done) = self.overhear(talk)? {
                         return Ok(done);
@@ -392,8 +402,10 @@ impl Interpreter {
                 () = sleep_until(talk.hush.until), if talk.hush.hushed => {
                     talk.hush.hushed = false;
                     let bytes = talk.capture.drain(Stream::Stdout, &mut self.stdout, 0);
+                    talk.pace.spend(bytes);
                     talk.hush.listen_again(bytes, &mut self.stdout);
                     let bytes = talk.capture.drain(Stream::Stderr, &mut self.stderr, 0);
+                    talk.pace.spend(bytes);
                     talk.hush.listen_again(bytes, &mut self.stderr);
                     if let Some(done) = self.overhear(talk)? {
                         return Ok(done);
@@ -401,33 +413,36 @@ impl Interpreter {
                 }
                 () = seen_ended(&mut self.ended) => return Err(Ending::Died(None)),
                 reason = stopped(stop) => return Err(Ending::Stopped(reason)),
-                () = &mut timer => {
-                    if talk.phase == Phase::Quiet {
-                        self.stdout.watch();
-                        self.stderr.watch();
-                    }
-                    talk.next_phase()?;
-                    if talk.phase == Phase::Grace && self.kernel {
-                        // Spawned, so that it is sent whatever becomes of this run.
-                        talk.interrupting = Some(tokio::spawn(self.hold.interrupt()));
-                    }
-                    timer.as_mut().reset(talk.phase_end());
-                }
+                () = &mut timer => {}
             }
+            talk.pace.rest().await;
         }
+    }
+
+    fn next_phase(&mut self, talk: &mut Talk) -> Result<(), Ending> {
+        if talk.phase == Phase::Quiet {
+            self.stdout.watch();
+            self.stderr.watch();
+        }
+        talk.next_phase()?;
+        if talk.phase == Phase::Grace && self.kernel {
+            // Spawned, so that it is sent whatever becomes of this run.
+            talk.interrupting = Some(tokio::spawn(self.hold.interrupt()));
+        }
+        Ok(())
     }
 
     /// Looks for events once the streams have been read, and tells the watcher of what was read when there are none: what
     /// stands behind something published comes after its event, so that by now that is there.
     fn overhear(&mut self, talk: &mut Talk) -> Result<Option<Done>, Ending> {
         for _ in 0..OVERHEAR_MAX {
-            if talk.heard == Some(talk.capture.seen()) {
+            if talk.heard == Some(talk.capture.seen()) || talk.pace.is_over() {
                 break;
             }
             let buffer = rustix::buffer::spare_capacity(self.reader.buffer());
             match rustix::io::read(&self.events, buffer) {
                 Ok(bytes) if bytes > 0 => {
-                    if let Some(done) = self.take_events(talk, bytes)? {
+                    if let Some(done) = self.take_events(talk)? {
                         return Ok(Some(done));
                     }
                 }
@@ -441,22 +456,21 @@ impl Interpreter {
         talk.capture.over_limit().map_or(Ok(None), |stream| Err(Ending::StreamLimit(stream)))
     }
 
-    fn take_events(&mut self, talk: &mut Talk, bytes: usize) -> Result<Option<Done>, Ending> {
+    /// Takes the lines that are here, as far as this turn goes.
+    fn take_events(&mut self, talk: &mut Talk) -> Result<Option<Done>, Ending> {
         talk.heard = None;
-        talk.event_bytes += bytes;
-        if talk.event_bytes > EVENT_BYTES_MAX {
-            return Err(Ending::BrokeProtocol);
-        }
         loop {
-            match self.reader.next(&talk.nonce).map_err(|_too_long| Ending::BrokeProtocol)? {
+            match self.reader.next(&talk.nonce, &mut talk.pace).map_err(|_too_much| Ending::BrokeProtocol)? {
                 None => return Ok(None),
                 Some(Event::Done(done)) => return Ok(Some(done)),
                 // Of a program; a cell has no tools.
                 Some(Event::Calls(_)) => {}
+                Some(Event::Rich(rich, _)) if !talk.capture.admits(&rich) => {}
                 Some(Event::Rich(rich, at)) => {
                     let place = at.map(|at| talk.capture.place(at));
                     // What was printed before it is in the pipes by now, and belongs before it.
-                    self.drain(talk, place.unwrap_or_default());
+                    let drained = self.drain(talk, place.unwrap_or_default());
+                    talk.pace.spend(drained);
                     talk.publish(rich, place);
                 }
             }
@@ -464,9 +478,9 @@ impl Interpreter {
     }
 
     /// `expected` is what the interpreter says of either stream.
-    fn drain(&mut self, talk: &mut Talk, expected: [usize; 2]) {
-        talk.capture.drain(Stream::Stdout, &mut self.stdout, expected[0]);
-        talk.capture.drain(Stream::Stderr, &mut self.stderr, expected[1]);
+    fn drain(&mut self, talk: &mut Talk, expected: [usize; 2]) -> usize {
+        talk.capture.drain(Stream::Stdout, &mut self.stdout, expected[0])
+            + talk.capture.drain(Stream::Stderr, &mut self.stderr, expected[1])
     }
 
     /// The launcher hears of an end by itself, a moment after or before the pipes close.
@@ -476,6 +490,11 @@ impl Interpreter {
             _ => None,
         }
     }
+}
+
+/// Waits for lines, unless some are here that were left for a later turn. False at the end of the pipe.
+pub(super) async fn more_lines(events: &mut pipe::Receiver, reader: &mut EventReader) -> bool {
+    reader.has_more() || events.read_buf(reader.buffer()).await.is_ok_and(|bytes| bytes > 0)
 }
 
 /// Resolves once the launcher has seen the end, or is itself gone.
@@ -502,7 +521,7 @@ pub(super) async fn stopped(stop: &mut watch::Receiver<Option<Stopped>>) -> Stop
 struct Talk {
     nonce: Nonce,
     capture: Capture,
-    event_bytes: usize,
+    pace: Pace,
     /// Bytes of each stream that had been read when no events were left.
     heard: Option<[usize; 2]>,
     timeout: Duration,
@@ -578,7 +597,7 @@ impl Talk {
         Talk {
             nonce: Nonce::fresh(),
             capture: Capture::new(chars_max),
-            event_bytes: 0,
+            pace: Pace::new(),
             heard: None,
             timeout,
             phase: Phase::Quiet,
@@ -693,10 +712,10 @@ mod tests {
     }
 
     /// What a watcher makes of the pieces it is told.
-    fn folded(mut pieces: tokio::sync::mpsc::UnboundedReceiver<crate::engine::Piece>) -> Vec<Output> {
+    fn folded(mut pieces: crate::engine::Pieces) -> Vec<Output> {
         use crate::engine::Piece;
         let (mut shown, mut clears) = (Vec::<(Output, Option<String>)>::new(), false);
-        while let Ok(piece) = pieces.try_recv() {
+        while let Some(piece) = pieces.try_recv() {
             match piece {
                 Piece::Clear { wait: true } => clears = true,
                 Piece::Clear { wait: false } => shown.clear(),
@@ -724,7 +743,7 @@ mod tests {
 
     /// Runs a kernel's cell; what it came to, and what its watcher has made of it.
     async fn watched(script: &str) -> (Vec<Output>, Vec<Output>) {
-        let (watcher, pieces) = tokio::sync::mpsc::unbounded_channel();
+        let (watcher, pieces) = crate::engine::pieces();
         let (_keep, mut stop) = watch::channel(None);
         let timeout = Duration::from_secs(10);
         let cell = Cell { code: script, timeout, execution_count: 1, watcher: Some(&watcher), argv: None };
@@ -883,7 +902,7 @@ mod tests {
             ("sleep 20\nflood 3000000\nsleep 60000", Some(Stream::Stdout), 100_000),
             ("err-flood 100001\nshow x\nsleep 60000", Some(Stream::Stderr), 100_000),
         ] {
-            let (watcher, pieces) = tokio::sync::mpsc::unbounded_channel();
+            let (watcher, pieces) = crate::engine::pieces();
             let (_keep, mut stop) = watch::channel(None);
             let timeout = Duration::from_secs(50);
             let cell =
@@ -905,6 +924,77 @@ mod tests {
                 assert_eq!(told.stream(stream), ran.outcome.stream(stream), "{script}");
             }
         }
+    }
+
+    /// An interpreter that a thread writes events of, and what holds its other ends.
+    fn written_by(
+        write: impl FnOnce(std::fs::File) + Send + 'static,
+    ) -> (Interpreter, [OwnedFd; 3], watch::Sender<Option<End>>, std::thread::JoinHandle<()>) {
+        let piped = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe");
+        let (requests, events, stdout, stderr) = (piped(), piped(), piped(), piped());
+        for ours in [&requests.1, &events.0, &stdout.0, &stderr.0] {
+            rustix::io::ioctl_fionbio(ours, true).expect("a pipe");
+        }
+        let (ended, seen) = watch::channel(None);
+        struct Nobody;
+        impl Hold for Nobody {
+            fn interrupt(&self) -> Interrupting {
+                Box::pin(std::future::ready(()))
+            }
+        }
+        let pipes = Pipes { requests: requests.1, events: events.0, stdout: stdout.0, stderr: stderr.0 };
+        let provenance = Provenance { sandbox: SandboxId(1), attestation: Attestation::default() };
+        let interpreter = Interpreter::from_pipes(pipes, seen, provenance, false, Box::new(Nobody));
+        let writer = std::thread::spawn(move || write(std::fs::File::from(events.1)));
+        (interpreter.expect("inside the runtime"), [requests.0, stdout.1, stderr.1], ended, writer)
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_lines_leaves_others_their_turn() {
+        let (interpreter, _ends, _ended, writer) = written_by(|mut events| {
+            let line = b"{\"nonce\":\"another\",\"event\":\"clear\"}\n";
+            io::Write::write_all(&mut events, &line.repeat(20_000)).expect("it is read");
+        });
+        let turns = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = std::sync::Arc::clone(&turns);
+        let neighbour = tokio::spawn(async move {
+            loop {
+                counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        });
+        // All in one thread. The pipe's end is no `done`.
+        let run = run_for(interpreter, "x", Duration::from_secs(20));
+        assert_eq!(run.await.outcome.ending, Ending::Died(None));
+        assert!(turns.load(std::sync::atomic::Ordering::Relaxed) >= 20_000 / 128);
+        neighbour.abort();
+        writer.join().expect("no panic");
+    }
+
+    #[tokio::test]
+    async fn time_is_up_whatever_arrives() {
+        let (interpreter, ends, _ended, writer) =
+            written_by(|mut events| while io::Write::write_all(&mut events, &[b'\n'; 4_096]).is_ok() {});
+        let (begun, limit) = (Instant::now(), Duration::from_millis(50));
+        let ran = run_for(interpreter, "x", limit).await;
+        assert_eq!(ran.outcome.ending, Ending::TimedOut { timeout: limit });
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        drop((ran, ends));
+        writer.join().expect("it ends with the pipe");
+    }
+
+    #[tokio::test]
+    async fn more_lines_than_a_cell_may_send_end_the_interpreter() {
+        let (interpreter, ends, _ended, writer) =
+            written_by(
+                |mut events| {
+                    while io::Write::write_all(&mut events, &b"x\n".repeat(2_048)).is_ok() {}
+                },
+            );
+        let ran = run_for(interpreter, "x", Duration::from_secs(50)).await;
+        assert_eq!(ran.outcome.ending, Ending::BrokeProtocol);
+        drop((ran, ends));
+        writer.join().expect("it ends with the pipe");
     }
 
     #[tokio::test]

@@ -1,7 +1,8 @@
 //! The line protocol to an interpreter over its two control pipes.
 //!
-//! One JSON object a line, UTF-8, `\n`-terminated, never larger than [`FRAME_BYTES_MAX`]; empty lines count for
-//! nothing, and an interpreter sends one before each frame, to end what its cell may have written. Descriptors in the
+//! One JSON object a line, UTF-8, `\n`-terminated, never larger than [`FRAME_BYTES_MAX`]; empty lines are no frames, and
+//! an interpreter sends one before each frame, to end what its cell may have written. What one request may send has a
+//! bound in bytes, and each line counts for at least [`LINE_BYTES_LEAST`] of them: a flood of small ones is none longer. Descriptors in the
 //! interpreter: 0 `/dev/null`, 1 and 2 capture pipes, **3 requests (read), 4 events (write)**; 3 and 4 are
 //! close-on-exec. The daemon writes to 3 and reads from 4, 1 and 2.
 //!
@@ -59,6 +60,7 @@ mod feed;
 pub mod frame;
 pub mod interpreter;
 pub mod outcome;
+pub(crate) mod pace;
 pub mod program;
 pub mod rich;
 pub mod tools;
@@ -68,5 +70,12 @@ pub(crate) mod fake;
 
 /// Largest frame in either direction, in bytes.
 pub const FRAME_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// What a line from an interpreter counts at least, in bytes of what its request may send: one costs us more than its length.
+pub const LINE_BYTES_LEAST: usize = 512;
+/// Most of the six that one cell may publish; the rest is left out, with a note. `harness/kernel.py` has the same number.
+pub const PUBLISHED_MAX: usize = 60_000;
+/// Longest name of a display, in bytes, and most names of one cell. Under any other it cannot be updated.
+pub const DISPLAY_NAME_BYTES_MAX: usize = 1_000;
+pub const DISPLAY_NAMES_MAX: usize = 10_000;
 /// Most entries of `order` in a `done` frame.
 pub const ORDER_ENTRIES_MAX: usize = 10_000;

@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::engine::{Bundle, ErrorOutput, Output, Status, Stream};
+use crate::harness::PUBLISHED_MAX;
 use crate::harness::capture::Capture;
 use crate::harness::frame::{Done, FrameTooLong};
 use crate::launcher::plan::End;
@@ -235,13 +236,17 @@ impl Parts {
     /// The outcome, and how many of its outputs came from the interpreter while it ran.
     pub(super) fn assemble(self) -> (CellOutcome, usize) {
         let note = format!("[output truncated at {} characters]", self.chars_max);
-        let noted = self.capture.is_truncated();
+        let (noted, too_many) = (self.capture.is_truncated(), self.capture.has_too_many());
         let mut budget = Budget { chars_left: self.capture.chars_left_for_end(), cut: false };
         let done = self.done.unwrap_or_default();
         let mut outputs = self.capture.into_outputs(&done.order);
         let captured = outputs.len();
         if noted {
             outputs.push(stderr_text(note.clone()));
+        }
+        if too_many {
+            let text = format!("[displays and their updates truncated at {PUBLISHED_MAX}]");
+            outputs.push(stderr_text(text));
         }
         if let Some(result) = done.result {
             let mut data = Bundle::new();

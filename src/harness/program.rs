@@ -17,16 +17,18 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use crate::engine::{Output, Piece, Stream, Watcher};
-use crate::harness::capture::{DRAIN_BYTES_MAX, FIRST_READ_BYTES, READ_BYTES, Tap, Wake, whole_chars};
+use crate::harness::capture::{
+    DRAIN_BYTES_MAX, DRAIN_READS_MAX, FIRST_READ_BYTES, READ_BYTES, Tap, Wake, whole_chars,
+};
 use crate::harness::frame::{self, Ask, Event, Nonce, encode, encode_answers};
-use crate::harness::interpreter::{Hush, Interpreter, QUIET, seen_ended, stopped};
+use crate::harness::interpreter::{Hush, Interpreter, QUIET, more_lines, seen_ended, stopped};
 use crate::harness::outcome::Stopped;
+use crate::harness::pace::Pace;
 use crate::harness::tools::CALL_BYTES_MAX;
 pub use crate::harness::tools::{
     CALLS_MAX, CallBook, Called, Json, LineCalls, SameFunction, TooManyCalls, ToolAnswer, ToolCall,
@@ -150,32 +152,39 @@ impl Interpreter {
         frame: Vec<u8>,
         stop: &mut watch::Receiver<Option<Stopped>>,
     ) -> Result<u8, ProgramEnd> {
+        self.reader.begin(CALL_BYTES_MAX);
         play.outbox.push(&self.requests, frame);
         let mut hears_events = true;
         loop {
             let (deadline, hears_answers) = (play.phase_end(), play.hears_answers);
+            if Instant::now() >= deadline {
+                if play.quiet_until.is_none() {
+                    return Err(ProgramEnd::TimeLimit);
+                }
+                self.watch_streams(play);
+                continue;
+            }
             tokio::select! {
-                read = self.events.read_buf(self.reader.buffer()), if hears_events => match read {
-                    Ok(bytes) if bytes > 0 => {
-                        if let Some(status) = self.take_program_events(play, bytes)? {
-                            play.streams.drain(&mut self.stdout, &mut self.stderr);
-                            return play.streams.limit().map_or(Ok(status), Err);
-                        }
-                    }
-                    // It is gone, or has closed that descriptor and goes on: the launcher tells.
-                    _ => {
+                is_there = more_lines(&mut self.events, &mut self.reader), if hears_events => {
+                    if !is_there {
+                        // It is gone, or has closed that descriptor and goes on: the launcher tells.
                         hears_events = false;
                         self.watch_streams(play);
+                    } else if let Some(status) = self.take_program_events(play)? {
+                        play.streams.drain(&mut self.stdout, &mut self.stderr);
+                        return play.streams.limit().map_or(Ok(status), Err);
                     }
-                },
+                }
                 () = self.stdout.readable() => {
                     let bytes = play.streams.read(Stream::Stdout, &mut self.stdout, Wake::Reactor);
+                    play.pace.spend(bytes);
                     play.streams.tell();
                     play.streams.limit().map_or(Ok(()), Err)?;
                     play.hush.piece(bytes, &mut self.stdout);
                 }
                 () = self.stderr.readable() => {
                     let bytes = play.streams.read(Stream::Stderr, &mut self.stderr, Wake::Reactor);
+                    play.pace.spend(bytes);
                     play.streams.tell();
                     play.streams.limit().map_or(Ok(()), Err)?;
                     play.hush.piece(bytes, &mut self.stderr);
@@ -183,8 +192,10 @@ impl Interpreter {
                 () = sleep_until(play.hush.until), if play.hush.hushed => {
                     play.hush.hushed = false;
                     let bytes = play.streams.drain_one(Stream::Stdout, &mut self.stdout);
+                    play.pace.spend(bytes);
                     play.hush.listen_again(bytes, &mut self.stdout);
                     let bytes = play.streams.drain_one(Stream::Stderr, &mut self.stderr);
+                    play.pace.spend(bytes);
                     play.hush.listen_again(bytes, &mut self.stderr);
                     play.streams.tell();
                     play.streams.limit().map_or(Ok(()), Err)?;
@@ -206,13 +217,9 @@ impl Interpreter {
                     None if !play.calls.waits() => play.hears_answers = false,
                     None => return Err(ProgramEnd::Stopped),
                 },
-                () = sleep_until(deadline) => {
-                    if play.quiet_until.take().is_none() {
-                        return Err(ProgramEnd::TimeLimit);
-                    }
-                    self.watch_streams(play);
-                }
+                () = sleep_until(deadline) => {}
             }
+            play.pace.rest().await;
         }
     }
 
@@ -223,22 +230,19 @@ impl Interpreter {
     }
 
     /// Its status, once it has told it.
-    fn take_program_events(&mut self, play: &mut Play<'_>, bytes: usize) -> Result<Option<u8>, ProgramEnd> {
-        play.event_bytes += bytes;
+    fn take_program_events(&mut self, play: &mut Play<'_>) -> Result<Option<u8>, ProgramEnd> {
         // What it sends is calls, but for its last word, and that alone where it has no tools.
         let too_much = if play.tools.is_some() { ProgramEnd::CallLimit } else { ProgramEnd::Lost };
-        if play.event_bytes > CALL_BYTES_MAX {
-            return Err(too_much);
-        }
         loop {
-            match self.reader.next(&play.nonce).map_err(|_too_long| too_much)? {
+            match self.reader.next(&play.nonce, &mut play.pace).map_err(|_too_much| too_much)? {
                 None => return Ok(None),
                 // Without a status it is of an interpreter that could not run it.
                 Some(Event::Done(done)) => return Ok(Some(done.exit.unwrap_or(1))),
                 Some(Event::Rich(..)) => {}
                 Some(Event::Calls(calls)) if play.tools.is_some() => {
                     // What was printed before them is in the pipes by now.
-                    play.streams.drain(&mut self.stdout, &mut self.stderr);
+                    let drained = play.streams.drain(&mut self.stdout, &mut self.stderr);
+                    play.pace.spend(drained);
                     play.streams.limit().map_or(Ok(()), Err)?;
                     play.call(&self.requests, calls)?;
                 }
@@ -260,7 +264,7 @@ struct Play<'a> {
     nonce: Nonce,
     streams: Streams<'a>,
     outbox: Outbox,
-    event_bytes: usize,
+    pace: Pace,
     timeout: Duration,
     deadline: Instant,
     /// Until then its streams are not watched.
@@ -283,7 +287,7 @@ impl Play<'_> {
             nonce,
             streams: Streams::new(limits.stream_bytes_max, run.watcher),
             outbox: Outbox::default(),
-            event_bytes: 0,
+            pace: Pace::new(),
             timeout: run.timeout.min(FOREVER),
             deadline: now + run.timeout.min(FOREVER),
             quiet_until: Some(now + QUIET.min(run.timeout)),
@@ -428,21 +432,22 @@ impl Streams<'_> {
     }
 
     /// Takes what is in both pipes now, without waiting.
-    fn drain(&mut self, stdout: &mut Tap, stderr: &mut Tap) {
-        self.drain_one(Stream::Stdout, stdout);
-        self.drain_one(Stream::Stderr, stderr);
+    fn drain(&mut self, stdout: &mut Tap, stderr: &mut Tap) -> usize {
+        let drained = self.drain_one(Stream::Stdout, stdout) + self.drain_one(Stream::Stderr, stderr);
         self.tell();
+        drained
     }
 
     fn drain_one(&mut self, stream: Stream, tap: &mut Tap) -> usize {
         let mut drained = 0;
-        loop {
+        for _ in 0..DRAIN_READS_MAX {
             let bytes = self.read(stream, tap, Wake::Reply);
             drained += bytes;
             if bytes == 0 || drained >= DRAIN_BYTES_MAX || self.kept(stream).over {
-                return drained;
+                break;
             }
         }
+        drained
     }
 
     fn tell(&mut self) {

@@ -41,9 +41,14 @@ impl Rich {
     /// What it counts against the cell's cap, in characters.
     pub(super) fn chars(&self) -> usize {
         match self {
-            Rich::Display { data, metadata, .. }
-            | Rich::Update { data, metadata, .. }
-            | Rich::Result { data, metadata } => CHARS_LEAST.max(chars_of(data) + chars_of(metadata)),
+            Rich::Display { data, metadata, id } => {
+                let name = id.as_ref().map_or(0, |id| id.chars().count());
+                CHARS_LEAST.max(name + chars_of(data) + chars_of(metadata))
+            }
+            Rich::Update { data, metadata, id } => {
+                CHARS_LEAST.max(id.chars().count() + chars_of(data) + chars_of(metadata))
+            }
+            Rich::Result { data, metadata } => CHARS_LEAST.max(chars_of(data) + chars_of(metadata)),
             Rich::Error(error) => {
                 let lines: usize = error.traceback.iter().map(|line| 1 + line.chars().count()).sum();
                 CHARS_LEAST.max(error.ename.chars().count() + error.evalue.chars().count() + lines)
@@ -71,9 +76,9 @@ fn chars_of_value(value: &Value) -> usize {
 /// What stands in the order of arrivals for something published.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Mark {
+    /// Boxed: of a text that alternates between two streams there are many arrivals.
     Output {
-        output: Output,
-        id: Option<String>,
+        output: Box<Output>,
         chars: usize,
     },
     Clear {
@@ -85,19 +90,18 @@ pub(super) enum Mark {
 
 impl Mark {
     /// The output for something that is shown; `None` for what is none.
-    pub(super) fn of(rich: Rich, execution_count: u64) -> Option<Mark> {
-        let chars = rich.chars();
-        let (output, id) = match rich {
-            Rich::Display { data, metadata, id } => (Output::DisplayData { data, metadata }, id),
-            // What it is to update was in another cell's reply, or nowhere: shown anew it is at least not lost.
-            Rich::Update { data, metadata, id } => (Output::DisplayData { data, metadata }, Some(id)),
-            Rich::Result { data, metadata } => {
-                (Output::ExecuteResult { data, metadata, execution_count }, None)
+    /// `chars` is what it counts.
+    pub(super) fn of(rich: Rich, chars: usize, execution_count: u64) -> Option<Mark> {
+        let output = match rich {
+            // What an update is to update was in another cell's reply, or nowhere: shown anew it is at least not lost.
+            Rich::Display { data, metadata, .. } | Rich::Update { data, metadata, .. } => {
+                Output::DisplayData { data, metadata }
             }
-            Rich::Error(error) => (Output::Error(error), None),
+            Rich::Result { data, metadata } => Output::ExecuteResult { data, metadata, execution_count },
+            Rich::Error(error) => Output::Error(error),
             Rich::Clear { .. } | Rich::Dropped => return None,
         };
-        Some(Mark::Output { output, id, chars })
+        Some(Mark::Output { output: Box::new(output), chars })
     }
 
     pub(super) fn chars(&self) -> usize {
@@ -129,7 +133,7 @@ impl Folded {
         match mark {
             Mark::Output { output, .. } => {
                 self.make_room();
-                self.outputs.push(output);
+                self.outputs.push(*output);
             }
             Mark::Clear { wait: false } => self.outputs.clear(),
             Mark::Clear { wait: true } => self.clears_at_next = true,

@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::engine::Stream;
 use crate::harness::interpreter::Provenance;
 use crate::harness::outcome::Stopped;
+use crate::harness::pace::Pace;
 use crate::harness::program::{CallBook, LineCalls, ToolAnswer, ToolPort};
 use crate::inside::commands::frame::{Decoder, EVENT_BYTES_MAX, Event, Exit, Request, Start};
 use crate::launcher::client::{Ender, LaunchError, Sandbox};
@@ -120,10 +121,16 @@ impl Agent {
         let (mut lines, mut calls) = (LineCalls::default(), CallBook::default());
         // Where a program floods before it reads, both directions must go on: requests are written beside the reading.
         let mut outbox = BytesMut::from(&*Request::Start { number, start }.encode());
+        let mut pace = Pace::new();
         loop {
             let has_calls = calls.waits();
+            // Looked at whatever arrives: a guest can see to it that there is always something.
+            if !has_calls && Instant::now() >= bounds.deadline {
+                return RunEnd::TimeLimit;
+            }
+            pace.spend(0);
+            pace.rest().await;
             tokio::select! {
-                biased;
                 written = self.requests.write_buf(&mut outbox), if !outbox.is_empty() => {
                     if written.is_err() {
                         return self.died().await;
@@ -172,7 +179,7 @@ impl Agent {
                         }
                     }
                 },
-                () = sleep_until(bounds.deadline), if !has_calls => return RunEnd::TimeLimit,
+                () = sleep_until(bounds.deadline), if !has_calls => {}
                 () = stopped(bounds.stop) => return RunEnd::Stopped,
             }
         }
@@ -231,5 +238,73 @@ async fn heard(port: Option<&mut ToolPort>) -> Option<Vec<ToolAnswer>> {
     match port {
         Some(port) => port.answers.recv().await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    use super::*;
+    use crate::inside::commands::frame::Program;
+    use crate::launcher::plan::{Attestation, SandboxId};
+
+    #[tokio::test]
+    async fn time_is_up_whatever_arrives_and_others_have_their_turn() {
+        let piped = || pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
+        let ((requests_in, requests), (events, events_out)) = (piped(), piped());
+        for ours in [&requests, &events] {
+            rustix::io::ioctl_fionbio(ours, true).expect("a pipe");
+        }
+        let (_ended, seen) = watch::channel(None);
+        let id = SandboxId(1);
+        let sandbox = Sandbox {
+            id,
+            space: SpaceId(1),
+            attestation: Attestation::default(),
+            requests,
+            events,
+            stdout: piped().0,
+            stderr: piped().0,
+            view: None,
+            ended: seen,
+            ender: Ender::of_nobody(id),
+        };
+        // Frames that cost nothing and are always there, until nobody reads them any more.
+        let flood = std::thread::spawn(move || {
+            let mut events = std::fs::File::from(events_out);
+            let frames = Event::Taken { number: 1, bytes: 0 }.encode().repeat(4_000);
+            while events.write_all(&frames).is_ok() {}
+        });
+        let mut agent = Agent::of(sandbox, None).expect("inside the runtime");
+        let start = Start {
+            program: Program::Words(vec!["flood".to_owned()]),
+            cwd: None,
+            env: Vec::new(),
+            stdin_ends: true,
+            source: None,
+            calls: None,
+        };
+        let (_keep, mut stop) = watch::channel(None);
+        let neighbour = tokio::spawn(async {
+            for _ in 0..20 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        let mut bounds = Bounds {
+            deadline: Instant::now() + Duration::from_millis(500),
+            between_calls: Duration::ZERO,
+            stop: &mut stop,
+            tools: None,
+        };
+        let mut sink = Sink::new(1_000, None);
+        let step = agent.step(start, &mut sink, &mut bounds);
+        let end = timeout(Duration::from_secs(20), step).await.expect("the deadline is met");
+        assert_eq!(end, RunEnd::TimeLimit);
+        assert!(neighbour.is_finished(), "all in one thread");
+        drop((agent, requests_in));
+        flood.join().expect("it ends with the pipe");
     }
 }

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::engine::{Caller, Output, Piece, Stream, TenantId, Watcher};
+use crate::engine::{Caller, Output, Piece, Pieces, Stream, TenantId, Watcher, pieces};
 use crate::harness::program::{ToolAnswer, ToolCall, ToolPort};
 use crate::runs::{RunDone, RunEnd, RunRefused, text};
 
@@ -171,7 +171,7 @@ struct Live {
     run: AbortOnDropHandle<RunDone>,
     calls: mpsc::UnboundedReceiver<Vec<ToolCall>>,
     answers: mpsc::Sender<Vec<ToolAnswer>>,
-    pieces: mpsc::UnboundedReceiver<Piece>,
+    pieces: Pieces,
     stdout: String,
     stderr: String,
     /// In the order they were made.
@@ -270,7 +270,7 @@ impl Programmatic {
             books.check_room(&owner.tenant, self.limits)?;
             books.executions.insert(token.clone(), Entry { owner, state: State::Driven });
         }
-        let (watcher, pieces) = mpsc::unbounded_channel();
+        let (watcher, pieces) = pieces();
         let (calls_out, calls) = mpsc::unbounded_channel();
         let (answers, answers_in) = mpsc::channel(1);
         let port = ToolPort { calls: calls_out, answers: answers_in };
@@ -552,7 +552,7 @@ impl Live {
 
     /// What it has printed so far.
     fn hear(&mut self) {
-        while let Ok(piece) = self.pieces.try_recv() {
+        while let Some(piece) = self.pieces.try_recv() {
             if let Piece::Output { output: Output::Stream { name, text }, .. } = piece {
                 match name {
                     Stream::Stdout => self.stdout.push_str(&text),

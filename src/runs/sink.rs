@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     fn told(pieces: &[&[u8]]) -> String {
-        let (watcher, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        let (watcher, mut heard) = crate::engine::pieces();
         let mut sink = Sink::new(1000, Some(watcher));
         for piece in pieces {
             assert!(sink.take(Stream::Stdout, piece));
@@ -86,7 +86,7 @@ mod tests {
         sink.flush();
         drop(sink);
         let mut text = String::new();
-        while let Ok(Piece::Output { output: Output::Stream { text: piece, .. }, .. }) = heard.try_recv() {
+        while let Some(Piece::Output { output: Output::Stream { text: piece, .. }, .. }) = heard.try_recv() {
             text.push_str(&piece);
         }
         text

@@ -37,6 +37,71 @@ class Cells:
             self.assertEqual(self.texts(got, "result"), [result])
         return got
 
+    def test_threads_that_publish_at_once_do_not_cut_each_other(self):
+        got = self.ok("""
+import threading
+from IPython.display import display
+def work(letter):
+    for _ in range(20):
+        display({"text/plain": letter * 150000}, raw=True)
+threads = [threading.Thread(target=work, args=(letter,)) for letter in "abc"]
+for thread in threads: thread.start()
+for thread in threads: thread.join()""")
+        shown = self.texts(got, "display")
+        self.assertEqual((len(shown), [len(text) for text in shown if len(set(text)) == 1]), (60, [150000] * 60))
+
+    def test_a_frame_that_a_signal_breaks_off_is_whole_in_the_end(self):
+        got = self.ok("""
+import signal
+from IPython.display import display
+count, armed = 0, False
+def handler(*_):
+    global count, armed
+    if armed:
+        count += 1
+        display({"text/plain": "h" * 50000}, raw=True)
+        if armed and count % 2:
+            armed = False
+            raise KeyError
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+for _ in range(60):
+    try:
+        armed = True
+        display({"text/plain": "m" * 150000}, raw=True)
+        armed = False
+    except KeyError: pass
+signal.setitimer(signal.ITIMER_REAL, 0)""")
+        shown = self.texts(got, "display")
+        lengths = {"m": 150000, "h": 50000}
+        self.assertEqual([text[:1] for text in shown if len(set(text)) != 1 or len(text) != lengths[text[0]]], [])
+        # All that it tells of have come, but for what was raised in between the telling and the sending.
+        told = sum(count for key, count in got["order"] if key == "r")
+        self.assertLessEqual(told - len(shown), 2)
+
+    def test_a_child_that_was_forked_while_a_frame_was_sent_ends(self):
+        self.ok("""
+import os, threading
+from IPython.display import display
+over = False
+def work():
+    while not over: display({"text/plain": "x" * 20000}, raw=True)
+thread = threading.Thread(target=work)
+thread.start()
+for _ in range(20):
+    pid = os.fork()
+    if pid == 0:
+        display("of the child")
+        os._exit(0)
+    os.waitpid(pid, 0)
+over = True
+thread.join()""")
+
+    def test_what_is_published_is_bounded_in_number(self):
+        got = self.ok("publish = get_ipython().display_pub.publish\nfor n in range(60100): publish({})")
+        self.assertEqual([it["event"] for it in got["events"][-2:]], ["display", "dropped"])
+        self.assertEqual(len(got["events"]), 60001)
+
     def fails(self, code, ename, evalue=None):
         got = self.run_cell(code)
         self.assertIsNotNone(got["error"], got)

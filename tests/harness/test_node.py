@@ -210,6 +210,24 @@ class Programs(Case):
         self.assertEqual(self.program(code), (0, "false undefined\n", ""))
 
 
+class Broken(Case):
+    """Programs that break what the harness has to tell their end with."""
+
+    def test_what_a_program_replaces_changes_nothing_of_its_end(self):
+        for broken in (
+            "Atomics.wait = JSON.stringify = JSON.parse = Number = String = null",
+            "Object.prototype.toJSON = () => 'x'; Array.prototype.toJSON = () => 'x'; String.prototype.toJSON = () => 'x'",
+            "for (const name of ['push', 'map', 'slice', 'join', 'shift']) Array.prototype[name] = undefined",
+            "Buffer.from = Buffer.concat = Buffer.prototype.toString = Buffer.prototype.write = null",
+            "Object.defineProperty(Object.getPrototypeOf(Uint8Array.prototype), 'length', { get: () => 0 })",
+            "process.exit = process.on = process.listenerCount = process.reallyExit = () => 0",
+            "require('fs').writeSync = null",
+        ):
+            for ending, status in (("", 0), ("; process.exitCode = 7", 7), ("; process.exitCode = 263", 7)):
+                with self.subTest(broken=broken, status=status):
+                    self.assertEqual(self.program("console.log('said'); " + broken + ending), (status, "said\n", ""))
+
+
 @unittest.skipUnless(os.path.exists(os.path.join(TOOLCHAINS, "typescript", "sucrase.js")), "scripts/setup.sh has made no libraries")
 class TypeScript(Case):
     def runs(self, code, stdout, status=0):

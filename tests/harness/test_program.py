@@ -504,5 +504,41 @@ class Plots(Case):
         self.assertIn("could not draw", got["stderr"])
 
 
+class Broken(Case):
+    """Programs that break what the harness has to tell their end with."""
+
+    def test_what_a_program_replaces_changes_nothing_of_its_end(self):
+        for broken in (
+            "import os\nos._exit = os.write = os.getpid = os.fstat = None",
+            "import json\njson.dumps = json.loads = json.JSONEncoder = None",
+            "import builtins\nbuiltins.len = builtins.isinstance = builtins.map = builtins.sum = builtins.getattr = None",
+            "import io\nio.TextIOWrapper = io.BufferedWriter = None\nf = open('kept', 'w')\nf.write('x')",
+            "import sys\nsys._current_frames = sys.getrecursionlimit = sys.gettrace = None",
+            "import sys\nsys.modules = {}",
+            "import sys\ndel sys.stdout",
+            "import sys\ndel sys.stderr",
+            "import sys\nsys.stdout = object()",
+            "import sys\ndel sys.excepthook",
+            "import atexit, threading\natexit._run_exitfuncs = threading._shutdown = None" if sys.version_info < (3, 13) else "import atexit\natexit._run_exitfuncs = None",
+            "globals()[5] = 6",
+        ):
+            for ending, status in (("", 0), ("\nraise SystemExit(7)", 7)):
+                with self.subTest(broken=broken, status=status):
+                    got = self.run_program("print('said', flush=True)\n" + broken + ending)
+                    self.assertEqual((got["exit"], got["stdout"], got["done"]), (status, "said\n", True), got)
+                    self.assertEqual(got["stderr"], "")
+        self.assertEqual(self.read("kept"), "x")
+
+    def test_a_status_is_what_python_makes_of_it(self):
+        for code in ("True", "-1", "256", "2**32 + 7", "2**63", "-2**70", "type('I', (int,), {'__and__': lambda *_: 'x'})(9)"):
+            text = "import sys\nsys.exit(%s)" % code
+            plain = subprocess.run([*PLAIN, "-c", text], capture_output=True).returncode
+            self.assertEqual(self.run_program(text)["exit"], plain, code)
+
+    def test_a_handler_that_raises_again_and_again_does_not_hold_the_end_back(self):
+        code = "import signal\ndef handler(*_): raise TimeoutError\nsignal.signal(14, handler)\nsignal.setitimer(0, 0.0003, 0.0003)\n"
+        self.assertIn(self.run_program(code + "raise SystemExit(7)")["exit"], (1, 7))
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use tokio::sync::mpsc;
 
 use super::*;
+use crate::engine::pieces;
 use crate::harness::fake::Fake;
 
 const LIMITS: ProgramLimits = ProgramLimits { stream_bytes_max: 100_000, memory_mib_max: 512 };
@@ -141,13 +142,13 @@ async fn it_is_stopped_when_asked() {
 #[tokio::test]
 async fn text_is_repaired_and_characters_are_whole_for_who_watches_too() {
     let code = "bytes f09f\nsleep 20\nbytes 9880ff\nsleep 20\nerr é\nbytes e2\nsleep 20\nbytes 9c\nstatus 1";
-    let (watcher, mut heard) = mpsc::unbounded_channel();
+    let (watcher, mut heard) = pieces();
     let (_keep, mut stop) = watch::channel(None);
     let run = ProgramRun { watcher: Some(&watcher), ..program(code, LONG) };
     let ended = outcome_of(run, &LIMITS, &mut stop, None).await;
     assert_eq!(ended, outcome("\u{1f600}\u{fffd}\u{fffd}", "é\n", ProgramEnd::Exited(1)));
     let mut told = [String::new(), String::new()];
-    while let Ok(Piece::Output { output: Output::Stream { name, text }, .. }) = heard.try_recv() {
+    while let Some(Piece::Output { output: Output::Stream { name, text }, .. }) = heard.try_recv() {
         assert!(!text.is_empty());
         told[usize::from(name == Stream::Stderr)].push_str(&text);
     }
@@ -156,7 +157,7 @@ async fn text_is_repaired_and_characters_are_whole_for_who_watches_too() {
 
 #[tokio::test]
 async fn a_watcher_hears_before_the_end() {
-    let (watcher, mut heard) = mpsc::unbounded_channel();
+    let (watcher, mut heard) = pieces();
     let (stopper, mut stop) = watch::channel(None);
     let run = ProgramRun { watcher: Some(&watcher), ..program("out now\nsleep 60000", LONG) };
     let hears = async {
@@ -255,7 +256,7 @@ async fn calls_go_out_and_answers_come_in() {
 
 #[tokio::test]
 async fn what_was_printed_before_a_call_is_told_before_it() {
-    let (watcher, mut heard) = mpsc::unbounded_channel();
+    let (watcher, mut heard) = pieces();
     let (port, mut caller) = port();
     let (_keep, mut stop) = watch::channel(None);
     let run = ProgramRun { watcher: Some(&watcher), ..program("out before\ncall c1 x {}\nhear", LONG) };

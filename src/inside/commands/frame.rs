@@ -233,9 +233,33 @@ impl Decoder {
         Ok(Some(Frame { kind: frame[0], number, payload: &frame[HEAD_BYTES..] }))
     }
 
-    /// The next whole event.
+    /// The next whole event. Pieces of one stream that follow each other here are one: who writes byte by byte costs no
+    /// more than who does not.
     pub fn event(&mut self) -> Result<Option<Event>, Broken> {
-        self.next()?.map(Event::decode).transpose()
+        let Some(frame) = self.next()? else { return Ok(None) };
+        let (kind, number) = (frame.kind, frame.number);
+        let mut event = Event::decode(frame)?;
+        if let Event::Stdout { bytes, .. } | Event::Stderr { bytes, .. } | Event::Call { bytes, .. } =
+            &mut event
+        {
+            while bytes.len() < CHUNK_BYTES_MAX {
+                let before = self.at;
+                match self.next() {
+                    Ok(Some(more))
+                        if (more.kind, more.number) == (kind, number)
+                            && bytes.len() + more.payload.len() <= CHUNK_BYTES_MAX =>
+                    {
+                        bytes.extend_from_slice(more.payload);
+                    }
+                    // Of another kind, or none: that is for the next call.
+                    _ => {
+                        self.at = before;
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(Some(event))
     }
 
     /// The next whole request.
@@ -432,6 +456,23 @@ mod tests {
             assert_eq!(decoder.request(), Ok(Some(request)));
         }
         assert_eq!(decoder.request(), Ok(None));
+    }
+
+    #[test]
+    fn what_was_written_byte_by_byte_is_one_piece() {
+        let out = |bytes: &[u8]| Event::Stdout { number: 1, bytes: bytes.to_vec() };
+        let other = Event::Stdout { number: 2, bytes: b"z".to_vec() };
+        let mut decoder = Decoder::new(EVENT_BYTES_MAX);
+        for _ in 0..CHUNK_BYTES_MAX + 5 {
+            decoder.buffer().extend_from_slice(&out(b"x").encode());
+        }
+        decoder.buffer().extend_from_slice(&other.encode());
+        decoder.buffer().extend_from_slice(&out(b"y").encode());
+        decoder.buffer().extend_from_slice(&out(b"half").encode()[..10]);
+        for wanted in [out(&[b'x'; CHUNK_BYTES_MAX]), out(b"xxxxx"), other, out(b"y")] {
+            assert_eq!(decoder.event(), Ok(Some(wanted)));
+        }
+        assert_eq!(decoder.event(), Ok(None));
     }
 
     #[test]

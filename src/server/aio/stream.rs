@@ -23,14 +23,13 @@ use bytes::Bytes;
 use futures_util::stream::unfold;
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::task::AbortOnDropHandle;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::refuse::{self, Generation};
 use super::wire::{ExecuteDataV2, OutputV2};
 use super::{Panicked, broken, envelope, uninterrupted};
-use crate::engine::{CellRequest, Execution, Piece, Refusal};
+use crate::engine::{CellRequest, Execution, Piece, Pieces, Refusal, pieces};
 use crate::server::AppState;
 use crate::server::crowd::{Held, Seat, UNREAD_STREAM_BYTES};
 
@@ -89,7 +88,7 @@ type Run = AbortOnDropHandle<(Result<Execution, Refusal>, Option<Held>)>;
 struct Live {
     format: Format,
     run: Option<Run>,
-    pieces: UnboundedReceiver<Piece>,
+    pieces: Pieces,
     /// Read ahead of the stream.
     first: Option<Step>,
     _counted: TaskTrackerToken,
@@ -108,7 +107,7 @@ pub(super) async fn execute(
     format: Format,
     seat: Option<Seat>,
 ) -> Response {
-    let (watcher, pieces) = unbounded_channel();
+    let (watcher, pieces) = pieces();
     cell.watcher = Some(watcher);
     let (language, code) = (cell.language, cell.code.clone());
     let engine = state.code_handle();
@@ -162,7 +161,7 @@ impl Live {
                 self.run = None;
                 let mut frames = Vec::new();
                 // The run has put its last pieces there on its way out.
-                while let Ok(piece) = self.pieces.try_recv() {
+                while let Some(piece) = self.pieces.try_recv() {
                     frames.extend_from_slice(&self.format.write(&piece_event(piece)));
                 }
                 frames.extend_from_slice(&self.format.write(&last_event(ended)));

@@ -15,7 +15,6 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream::unfold;
 use serde_json::{Value, json};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::task::AbortOnDropHandle;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use utoipa_axum::router::OpenApiRouter;
@@ -24,7 +23,7 @@ use utoipa_axum::routes;
 use super::exec::runs;
 use super::refuse::{Refused, RefusedBody};
 use super::wire::{self, ExecRequest, OutFileBody};
-use crate::engine::{Bundle, Caller, Output, Piece, Stream};
+use crate::engine::{Bundle, Caller, Output, Piece, Pieces, Stream, pieces};
 use crate::runs::RunDone;
 use crate::server::AppState;
 use crate::server::body::LargeJsonBytes;
@@ -61,7 +60,7 @@ async fn stream(
     drop(body);
     asked.rich = true;
     let prepared = runs.prepare(asked).await.map_err(|refused| wire::refusal(&refused))?;
-    let (watcher, pieces) = unbounded_channel();
+    let (watcher, pieces) = pieces();
     let session = prepared.session_id().to_owned();
     // What is done and not read yet counts as its tenant's.
     let run = async move {
@@ -97,7 +96,7 @@ struct Live {
     ready: VecDeque<Value>,
     run: Option<Run>,
     session: String,
-    pieces: UnboundedReceiver<Piece>,
+    pieces: Pieces,
     _counted: TaskTrackerToken,
     _arrived: Option<Arrived>,
 }
@@ -115,7 +114,7 @@ impl Live {
                 ended = run => {
                     self.run = None;
                     // The run has put its last pieces there on its way out.
-                    while let Ok(piece) = self.pieces.try_recv() {
+                    while let Some(piece) = self.pieces.try_recv() {
                         self.ready.extend(piece_event(piece));
                     }
                     self.ready.extend(last_events(ended.ok().map(|(ended, _unread)| ended), &self.session));

@@ -10,7 +10,6 @@ use rmcp::model::{CallToolResult, ContentBlock};
 use rmcp::service::RequestContext;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio::sync::mpsc::unbounded_channel;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::content;
@@ -18,7 +17,7 @@ use super::handler::Handler;
 use super::notify::Teller;
 use super::place::{Fault, Missing, Place};
 use super::tools::{CommandArgs, ExecuteArgs};
-use crate::engine::Bundle;
+use crate::engine::{Bundle, pieces};
 use crate::languages::Language;
 use crate::objects::FileRecord;
 use crate::runs::{RunDone, RunEnd, RunRequest, Style};
@@ -146,7 +145,7 @@ impl Handler {
             () = place.stopped() => return Err(stopped()),
         };
         self.link.start(&context.id);
-        let (watcher, mut pieces) = unbounded_channel();
+        let (watcher, mut pieces) = pieces();
         let mut teller = Teller::new(context, self.log_level(context), total);
         // Dropped, it takes the program with it.
         let mut running = AbortOnDropHandle::new(tokio::spawn(prepared.run(Some(watcher), None)));
@@ -173,7 +172,7 @@ impl Handler {
             }
         };
         if let Some(mut teller) = teller {
-            while let Ok(piece) = pieces.try_recv() {
+            while let Some(piece) = pieces.try_recv() {
                 teller.take(piece);
             }
             teller.finish().await;
