@@ -216,6 +216,9 @@ async fn clear_left_spaces(launcher: Client, store: Store, objects: Objects) {
                 if strange.is_power_of_two() {
                     tracing::warn!(%space, strange, "left alone: a space that this store has never given out");
                 }
+                if let Err(error) = store.set_aside(space).await {
+                    tracing::error!(%space, %error, "a strange space is not set aside: somebody may be given it");
+                }
             }
             Err(error) => tracing::warn!(%space, %error, "whose a space is could not be looked up"),
         }

@@ -186,6 +186,18 @@ impl Store {
         })
     }
 
+    /// Gives the number of a space that is [strange](Ownership::Strange) to nobody: whoever had it would have its files.
+    pub async fn set_aside(&self, space: SpaceId) -> Result<(), StoreError> {
+        let Ok(number) = i64::try_from(space.0) else { return Ok(()) }; // no number that we ever give
+        // No tenant has a name that begins like this.
+        let nobody = format!("\u{0}space {number}");
+        self.write(move |it| {
+            it.execute("INSERT OR IGNORE INTO spaces (space, tenant) VALUES (?1, ?2)", (number, nobody))
+                .map(drop)
+        })
+        .await
+    }
+
     /// Remembers that a session lives.
     pub async fn keep_session(&self, key: &SessionKey) -> Result<(), StoreError> {
         let at_ms = epoch_ms(SystemTime::now());
@@ -365,6 +377,14 @@ mod tests {
         {
             assert_eq!(store.ownership(SpaceId(space)).await.expect("read"), wanted, "{space}");
         }
+        store.set_aside(SpaceId(9)).await.expect("written");
+        store.set_aside(SpaceId(9)).await.expect("written");
+        assert_eq!(
+            store.ownership(SpaceId(9)).await.expect("read"),
+            Owned,
+            "it is not deleted at the next start"
+        );
+        assert_eq!(store.space_of(&tenant("c")).await.expect("written"), SpaceId(10));
     }
 
     #[tokio::test]

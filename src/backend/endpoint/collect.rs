@@ -17,16 +17,12 @@ use crate::backend::endpoint::message::read;
 use crate::engine::{Bundle, ErrorOutput, Output, Piece, Stream, Watcher};
 use crate::harness::capture::TAIL_CHARS_MAX;
 use crate::harness::outcome::Budget;
+use crate::harness::{DISPLAY_NAME_BYTES_MAX, DISPLAY_NAMES_MAX, PUBLISHED_MAX};
 
 /// Most outputs of a cell. One that alternates between its streams makes as many as it likes.
 const OUTPUTS_MAX: usize = 20_000;
-/// Longest `display_id`, in bytes, and most displays that share one. Beyond it a display cannot be updated.
-const DISPLAY_ID_BYTES_MAX: usize = 1_000;
+/// Most displays that share a `display_id`. Beyond it a display cannot be updated.
 const DISPLAYS_PER_ID_MAX: usize = 64;
-/// Most such names of one cell.
-const DISPLAY_NAMES_MAX: usize = 10_000;
-/// Most that a cell may publish beside text. An update, or what is cleared again, costs it nothing of its cap.
-const PUBLISHED_MAX: usize = 60_000;
 /// Most lines of a traceback that are read, from its end.
 const TRACEBACK_LINES_MAX: usize = 10_000;
 
@@ -287,7 +283,7 @@ impl Collector {
         }
         let Some(display) = read::<DisplayIn>(content) else { return };
         let id = display.transient.as_ref().and_then(|it| it.display_id.clone());
-        let id = id.filter(|id| id.len() <= DISPLAY_ID_BYTES_MAX);
+        let id = id.filter(|id| id.len() <= DISPLAY_NAME_BYTES_MAX);
         if kind == "update_display_data" {
             if let Some(id) = id.filter(|id| self.displays.contains_key(id)) {
                 self.update(&id, &display);
@@ -503,7 +499,7 @@ mod tests {
     fn names_of_displays_take_a_bounded_part_of_memory() {
         let mut collector = Collector::new(2_000_000, 3, None);
         for number in 0..OUTPUTS_MAX + 10_000 {
-            let id = format!("{number}{}", "x".repeat(DISPLAY_ID_BYTES_MAX - 10));
+            let id = format!("{number}{}", "x".repeat(DISPLAY_NAME_BYTES_MAX - 10));
             take(&mut collector, display("display_data", "", &id));
         }
         assert_eq!(collector.displays.len(), DISPLAY_NAMES_MAX);
