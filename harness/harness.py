@@ -28,6 +28,7 @@ from collections import deque
 __builtins__ = dict(builtins.__dict__)
 
 REQUESTS, EVENTS = 3, 4
+READ_FIRST = 4096  # bytes: nearly every request is shorter, and a large buffer costs more than its reading
 # Where a second descriptor of each stream is kept: below 64, up to where the kernel's table of a process is not grown.
 SPARE = 62
 GONE = (errno.EBADF, errno.EPIPE, errno.EINVAL)
@@ -650,7 +651,7 @@ class Requests:
             # Waited for apart from the reading: what a read returns is lost when a signal's handler raises as it wakes.
             self.poll.poll()
             try:
-                data = _read(REQUESTS, 1 << 16)
+                data = _read(REQUESTS, READ_FIRST if len(parts) == 1 else 1 << 16)
             except BlockingIOError:
                 continue
             except OSError as exc:
