@@ -973,9 +973,13 @@ mod tests {
 
     #[tokio::test]
     async fn time_is_up_whatever_arrives() {
-        let (interpreter, ends, _ended, writer) =
-            written_by(|mut events| while io::Write::write_all(&mut events, &[b'\n'; 4_096]).is_ok() {});
-        let (begun, limit) = (Instant::now(), Duration::from_millis(50));
+        // Lines of the length that one counts at least, so that what a request may send lasts longer than its time.
+        let line = [vec![b'x'; crate::harness::LINE_BYTES_LEAST - 1], vec![b'\n']].concat();
+        let (interpreter, ends, _ended, writer) = written_by(move |mut events| {
+            let lines = line.repeat(8);
+            while io::Write::write_all(&mut events, &lines).is_ok() {}
+        });
+        let (begun, limit) = (Instant::now(), Duration::from_millis(10));
         let ran = run_for(interpreter, "x", limit).await;
         assert_eq!(ran.outcome.ending, Ending::TimedOut { timeout: limit });
         assert!(begun.elapsed() < Duration::from_secs(10));
