@@ -361,7 +361,8 @@ threads = [threading.Thread(target=work, args=(letter,)) for letter in 'abc']
 for thread in threads: thread.start()
 for thread in threads: thread.join()""", lambda answer: 10 < len(answer.data["outputs"]) and all(len(set(it["data"]["text/plain"])) == 1 for it in answer.data["outputs"] if "data" in it), timeout=60),
     dies("lines without end", "import os\nwhile True: os.write(4, b'x\\n' * 2048)", PROTOCOL),
-    Fault("lines that cost least, until its time is up", "import os\nwhile True: os.write(4, b'\\n' * 512)", "timeout", "TimeoutError", kept=None, timeout=3),
+    dies("lines that cost least", "import os\nwhile True: os.write(4, b'\\n' * 512)", PROTOCOL),
+    Fault("lines without a pause, until its time is up", "import os, time\nwhile True:\n    os.write(4, b'x' * 20_000 + b'\\n')\n    time.sleep(0.002)", "timeout", "TimeoutError", kept=None, timeout=3),
 ]
 
 

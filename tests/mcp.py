@@ -693,7 +693,8 @@ class Inspector(Case):
         """Why it failed each time. A connection to a registry that stands still is given up and made anew."""
         for _ in range(INSTALL_TRIES):
             try:
-                done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=INSTALL_S / INSTALL_TRIES, check=False)
+                # Not by --prefix: with it npm leaves out what the machine's administrator has set.
+                done = subprocess.run(argv, cwd=INSPECTOR, stdin=subprocess.DEVNULL, capture_output=True, timeout=INSTALL_S / INSTALL_TRIES, check=False)
             except subprocess.TimeoutExpired as expired:
                 trouble = str(expired)
                 continue
@@ -711,7 +712,9 @@ class Inspector(Case):
         if not (os.path.exists(stamp) and open(stamp).read() == INSPECTOR_VERSION):
             print("mcp: making %s" % os.path.relpath(INSPECTOR, ROOT), flush=True)
             os.makedirs(INSPECTOR, exist_ok=True)
-            argv = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-timeout=30000", "--prefix", INSPECTOR]
+            with open(os.path.join(INSPECTOR, "package.json"), "w") as f:
+                f.write("{}")  # without one npm looks in the folders above
+            argv = ["npm", "install", "--loglevel=error", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-timeout=30000"]
             trouble = cls.tried(argv + ["@modelcontextprotocol/inspector@" + INSPECTOR_VERSION])
             if trouble:
                 cls.absent("the inspector cannot be installed: " + trouble)
