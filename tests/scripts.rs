@@ -276,13 +276,10 @@ fn scripts_and_make_find_a_home_and_build_where_they_look() {
 }
 
 /// The demonstration of `make serve`, for a daemon that this process is, told to listen at `port`.
-fn first_execution(port: u16) -> std::process::Child {
+fn first_execution(port: u16, (setting, key): (&str, &str)) -> std::process::Child {
     let mut command = Command::new("python3");
     command.arg(ours("scripts/first_execution.py")).arg(std::process::id().to_string());
-    command
-        .env("AIO_API_KEY", "a-secret")
-        .env("AIO_PORT", port.to_string())
-        .env("http_proxy", "http://127.0.0.1:9");
+    command.env(setting, key).env("AIO_PORT", port.to_string()).env("http_proxy", "http://127.0.0.1:9");
     command.stdout(Stdio::piped()).spawn().expect("python3 runs")
 }
 
@@ -296,7 +293,7 @@ fn the_first_execution_shows_its_key_to_our_own_daemon_alone() {
     let mut port = String::new();
     said.read_line(&mut port).expect("it listens");
     let port: u16 = port.trim().parse().expect("a port");
-    let mut told = first_execution(port);
+    let mut told = first_execution(port, ("AIO_API_KEY", "a-secret"));
     std::thread::sleep(Duration::from_secs(3));
     told.kill().and_then(|()| told.wait()).expect("it waits still");
     other.kill().and_then(|()| other.wait()).expect("it listens still");
@@ -304,23 +301,30 @@ fn the_first_execution_shows_its_key_to_our_own_daemon_alone() {
     said.read_to_string(&mut heard).expect("text");
     assert_eq!(heard, "", "somebody else's port was spoken to");
 
-    // Control: what listens at the same setting and is ours is told.
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let told = first_execution(port);
-    let mut keys = Vec::new();
-    for _ in 0..3 {
-        let (mut stream, _) = listener.accept().expect("it asks");
-        let mut text = [0; 4096];
-        let read = stream.read(&mut text).expect("a request");
-        keys.push(String::from_utf8_lossy(&text[..read]).contains("a-secret"));
-        stream
-            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
-            .expect("an answer");
+    // Control: what listens at the same setting and is ours is told, whatever its key is set by.
+    for setting in [
+        ("AIO_API_KEY", "a-secret"),
+        ("SANDBOX_API_KEY", "a-secret"),
+        ("CODE_INTERPRETER_API_KEY", "a-secret"),
+        ("CODE_INTERPRETER_API_KEYS", "a= a-secret ,b=another"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let told = first_execution(port, setting);
+        let mut keys = Vec::new();
+        for _ in 0..3 {
+            let (mut stream, _) = listener.accept().expect("it asks");
+            let mut text = [0; 4096];
+            let read = stream.read(&mut text).expect("a request");
+            keys.push(
+                String::from_utf8_lossy(&text[..read]).to_lowercase().contains("x-api-key: a-secret\r\n"),
+            );
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+                .expect("an answer");
+        }
+        assert_eq!(keys, [false, true, true], "{setting:?}; health needs none");
+        let shown = String::from_utf8(told.wait_with_output().expect("it ends").stdout).expect("text");
+        let address = listener.local_addr().expect("bound");
+        assert!(shown.contains(&format!("caisson answers at http://{address}")), "{shown}");
     }
-    assert_eq!(keys, [false, true, true], "health needs none");
-    let shown = String::from_utf8(told.wait_with_output().expect("it ends").stdout).expect("text");
-    assert!(
-        shown.contains(&format!("caisson answers at http://{}", listener.local_addr().expect("bound"))),
-        "{shown}"
-    );
 }
