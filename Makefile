@@ -17,7 +17,7 @@ test: ## formatting, lints, all our tests, then the real binary against the shar
 	@bash scripts/test.sh
 
 build: setup ## leaves target/release/caisson
-	@cargo build --release --locked
+	@cargo build --release --locked && chmod a+rx target/release/caisson
 
 suites: build ## only the shared suites, against the real binary
 	@/usr/bin/env python3 tests/suites.py

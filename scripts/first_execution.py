@@ -61,8 +61,10 @@ def url(family, local):
 
 
 def key():
-    first = os.environ.get("CODE_INTERPRETER_API_KEYS", "").split(",")[0].partition("=")[2]
-    return os.environ.get("AIO_API_KEY") or os.environ.get("CODE_INTERPRETER_API_KEY") or first
+    """Any of those that the daemon takes from its environment."""
+    single = [os.environ.get(name) for name in ("AIO_API_KEY", "SANDBOX_API_KEY", "CODE_INTERPRETER_API_KEY")]
+    first = os.environ.get("CODE_INTERPRETER_API_KEYS", "").split(",")[0].partition("=")[2].strip()
+    return next(filter(None, single), first)
 
 
 def call(base, body):

@@ -7,6 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 bash scripts/setup.sh
 cargo build --release --locked
+chmod a+rx target/release/caisson # the service account starts it too, whatever our umask is
 
 if [ "$(id -u)" = 0 ] && ! getent passwd caisson >/dev/null; then
   nologin=$(command -v nologin || echo /bin/false)

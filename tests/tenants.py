@@ -485,6 +485,17 @@ def users_of_one_key(me):
             for user in ("ann", "bob"):
                 got = run("import os; print(os.listdir())", user, **affinity)
                 holds((got["session_id"], got["stdout"]) == (made[user], "['%s.txt']\n" % user), got)
+    # Whatever bytes their names have.
+    for affinity in ({"entity_id": "team-names"}, {"runtime_session_hint": "team-names"}):
+        names = [it.encode() for it in ("ann", "j\u00f6rg", "ren\u00e9", "a" * 500)] + [b"\xfe", b"\xff"]
+        code = "x = globals().get('x', 0) + 1; open(str(x), 'a').write('1'); import os; print(sorted(os.listdir()))"
+        made = {}
+        for user in names:
+            got = me.call("POST", "/exec", {"lang": "py", "code": code, **affinity}, {"User-Id": user})
+            holds(got["stdout"] == "['1']\n", "%s: %s" % (user, got))
+            made[got["session_id"]] = user
+        holds(len(made) == len(names), made)
+        holds(me.request("POST", "/exec", {"lang": "py", "code": code, **affinity}, {"User-Id": "a" * 513}).status == 400, "it is nobody")
     form, kind = sessions.form({"entity_id": "team-user_id"}, {"to-ann.txt": b"x"})
     me.call("POST", "/upload", form, {"Content-Type": kind, "User-Id": "ann"})
     for user, wanted in (("ann", "['ann.txt', 'to-ann.txt']\n"), ("bob", "['bob.txt']\n")):

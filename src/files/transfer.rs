@@ -22,6 +22,9 @@ pub const PIECE_BYTES: usize = 256 * 1024;
 /// How long a stream may stand still.
 pub const STREAM_IDLE_MAX: Duration = Duration::from_secs(60);
 
+/// The last second of the year 9999.
+const HTTP_TIME_MAX_SECS: u64 = 253_402_300_799;
+
 /// What tells one state of a file from another.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Version {
@@ -34,10 +37,10 @@ pub struct Version {
 }
 
 impl Version {
-    /// When it was written last, in whole seconds, as HTTP tells times.
+    /// When it was written last, in whole seconds and the years that HTTP has words for. A guest can set any time.
     pub fn modified_at(&self) -> SystemTime {
-        let seconds = u64::try_from(self.modified.0).unwrap_or(0);
-        SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).unwrap_or(SystemTime::UNIX_EPOCH)
+        let seconds = u64::try_from(self.modified.0).unwrap_or(0).min(HTTP_TIME_MAX_SECS);
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use uuid::Uuid;
 
@@ -90,16 +90,20 @@ pub(super) struct Lease {
     rest: Arc<Rest>,
     id: KernelId,
     held: bool,
+    /// Among the kernels that nobody has; given back once somebody has it.
+    place: Option<OwnedSemaphorePermit>,
 }
 
 impl Lease {
-    /// Starts a kernel. Whoever stops waiting leaves none behind: the start goes on and its kernel is deleted.
+    /// Starts a kernel, once there are few enough that nobody has. Whoever stops waiting leaves none behind: a start that
+    /// was asked for goes on and its kernel is deleted.
     pub(super) async fn start(rest: &Arc<Rest>, name: &str) -> Result<Lease, RestError> {
         let (rest, name) = (Arc::clone(rest), name.to_owned());
+        let place = rest.places().acquire_owned().await.ok();
         let errands = rest.errands().clone();
         let started = errands.spawn(async move {
             let id = rest.start(&name).await?;
-            let lease = Lease { rest, id, held: true };
+            let lease = Lease { rest, id, held: true, place };
             lease.rest.records().keep(&lease.id).await;
             Ok(lease)
         });
@@ -108,7 +112,13 @@ impl Lease {
 
     async fn release(mut self) {
         self.held = false;
+        let _place = self.leave();
         delete(&self.rest, &self.id).await;
+    }
+
+    /// The place that it has while it is being deleted. One that somebody had does not wait for it.
+    fn leave(&mut self) -> Option<OwnedSemaphorePermit> {
+        self.place.take().or_else(|| self.rest.places().try_acquire_owned().ok())
     }
 }
 
@@ -116,9 +126,13 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         if self.held {
-            let (rest, id) = (Arc::clone(&self.rest), self.id.clone());
+            let (rest, id, place) = (Arc::clone(&self.rest), self.id.clone(), self.leave());
             let errands = rest.errands().clone();
-            errands.spawn_on(async move { delete(&rest, &id).await }, &runtime);
+            let deleted = async move {
+                let _place = place;
+                delete(&rest, &id).await;
+            };
+            errands.spawn_on(deleted, &runtime);
         }
     }
 }
@@ -153,7 +167,7 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// Waits until a fresh kernel answers, for as long as that may take, and moves it to `cwd`.
-    pub(super) async fn prepare(lease: Lease, cwd: Option<&str>) -> Result<Kernel, EndpointError> {
+    pub(super) async fn prepare(mut lease: Lease, cwd: Option<&str>) -> Result<Kernel, EndpointError> {
         let session = Uuid::new_v4().simple().to_string();
         let mut link = Link::open(&lease.rest, &lease.id, &session).await.map_err(EndpointError::NotReady)?;
         let info = first_answer(&mut link, &session).await?;
@@ -161,6 +175,7 @@ impl Kernel {
             change_directory(&mut link, &session, cwd).await?;
         }
         let (process, form) = (info.session, link.form());
+        lease.place = None;
         Ok(Kernel { lease, session, form, process, idle: Some(Idle::new(link)) })
     }
 

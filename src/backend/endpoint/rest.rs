@@ -2,6 +2,7 @@
 //! not wanted, and no proxy is looked for.
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +13,7 @@ use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -33,6 +35,9 @@ pub(super) const PROBE_MAX: Duration = Duration::from_secs(2);
 const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// Largest head of an answer, in bytes.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
+/// Most kernels that nobody has: being started, getting ready or being deleted. A server that is slower than its callers
+/// are patient would else be asked for more and more of them.
+pub(super) const COMING_MAX: usize = if cfg!(test) { 8 } else { 64 };
 /// Most kernels that are offered.
 const KERNELS_MAX: usize = 64;
 /// Longest name of a kernel and longest id, in bytes.
@@ -121,6 +126,8 @@ pub(super) struct Rest {
     authorization: Option<HeaderValue>,
     /// What goes on behind the callers' backs and has to come to its end: kernels being deleted, or started for nobody.
     errands: TaskTracker,
+    /// One for each kernel that nobody has.
+    places: Arc<Semaphore>,
     /// Cancelled when the daemon ends.
     closing: CancellationToken,
 }
@@ -137,6 +144,7 @@ impl Rest {
             records,
             authorization,
             errands: TaskTracker::new(),
+            places: Arc::new(Semaphore::new(COMING_MAX)),
             closing: CancellationToken::new(),
         }
     }
@@ -155,6 +163,11 @@ impl Rest {
 
     pub(super) fn errands(&self) -> &TaskTracker {
         &self.errands
+    }
+
+    /// The places of kernels that nobody has: a start waits for one, a deletion takes one if it can.
+    pub(super) fn places(&self) -> Arc<Semaphore> {
+        Arc::clone(&self.places)
     }
 
     pub(super) fn closing(&self) -> &CancellationToken {

@@ -896,6 +896,43 @@ async fn callers_in_a_hurry_say_nothing_of_the_server_and_get_their_kernel_with_
 }
 
 #[tokio::test]
+async fn callers_who_give_up_have_a_slow_server_start_a_bounded_number_of_kernels() {
+    const CALLERS: usize = 3 * rest::COMING_MAX;
+    let (fake, endpoint) = Fake::start(Script::requests(|request| match request {
+        "POST /api/kernels" => Answer::Silence,
+        _ => Answer::Honest,
+    }))
+    .await;
+    let hurried = async || drop(run_for(kernel(&endpoint).await, "1", Duration::from_secs(1)).await);
+    futures_util::future::join_all((0..CALLERS).map(|_| hurried())).await;
+    hurried().await;
+    assert_eq!(fake.count("POST /api/kernels"), rest::COMING_MAX);
+    // The same for kernels that come and do not get ready before they are deleted.
+    let (fake, endpoint) = Fake::start(Script::requests(|request| match request {
+        DELETED => Answer::Silence,
+        path if path.ends_with("/channels") => Answer::Silence,
+        _ => Answer::Honest,
+    }))
+    .await;
+    let hurried = async || drop(run_for(kernel(&endpoint).await, "1", Duration::from_secs(1)).await);
+    futures_util::future::join_all((0..CALLERS).map(|_| hurried())).await;
+    hurried().await;
+    assert_eq!(fake.count("POST /api/kernels"), rest::COMING_MAX);
+    // Patient callers wait for each other, and a kernel that somebody has takes no place.
+    let (_fake, endpoint) = Fake::start(Script::cells(echo).with_connections(|wire, _| async move {
+        sleep(Duration::from_millis(500)).await;
+        Some(wire)
+    }))
+    .await;
+    let patient = async || run(kernel(&endpoint).await, "here").await;
+    for ran in futures_util::future::join_all((0..CALLERS).map(|_| patient())).await {
+        assert_eq!(ran.outcome.cell.stream(Stream::Stdout), "here", "{:?}", ran.outcome);
+        assert!(ran.kernel.is_some());
+        std::mem::forget(ran.kernel);
+    }
+}
+
+#[tokio::test]
 async fn a_cell_with_a_directory_waits_for_its_kernel_no_longer_than_it_may_take() {
     let (_fake, endpoint) = Fake::start(never_ready()).await;
     let started = Instant::now();

@@ -564,6 +564,18 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_any_time_can_be_told_in_a_header() {
+        let told = |modified| {
+            let version = Version { bytes: 3, inode: 7, modified: (modified, 0), changed: (0, 0) };
+            httpdate::fmt_http_date(version.modified_at())
+        };
+        assert_eq!(told(i64::MIN), "Thu, 01 Jan 1970 00:00:00 GMT");
+        assert_eq!(told(1_700_000_000), "Tue, 14 Nov 2023 22:13:20 GMT");
+        assert_eq!(told(1 << 40), "Fri, 31 Dec 9999 23:59:59 GMT");
+        assert_eq!(told(i64::MAX), "Fri, 31 Dec 9999 23:59:59 GMT");
+    }
+
+    #[test]
     fn validators_are_judged_in_their_order() {
         let version =
             Version { bytes: 3, inode: 7, modified: (1_700_000_000, 5), changed: (1_700_000_001, 6) };

@@ -264,7 +264,7 @@ fn read_start(
     let lang = faults.word("lang", raw.lang);
     let lang = faults.word("language", raw.language).or(lang).unwrap_or_else(|| "python".to_owned());
     let session = faults.word("session_id", raw.session_id);
-    let user = faults.word("user_id", raw.user_id).or_else(|| wire::header(headers, wire::USER));
+    let user = faults.user(raw.user_id, headers, &caller)?;
     let timeout = wire::timeout(&mut faults, raw.timeout);
     let hint = faults.word("runtime_session_hint", raw.runtime_session_hint);
     let files = wire::files(&mut faults, raw.files)?;
@@ -286,7 +286,7 @@ fn read_start(
     }
     let run = RunRequest {
         caller,
-        asserted_user: user.unwrap_or_default(),
+        asserted_user: user,
         language,
         code: code.unwrap_or_default(),
         args: Vec::new(),

@@ -4,7 +4,7 @@
 
 use axum::Extension;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -13,6 +13,7 @@ use utoipa_axum::routes;
 
 use super::files::{FileObject, TOO_LARGE, objects, refusal};
 use super::refuse::{Refused, RefusedBody};
+use super::wire::asserted_user;
 use crate::engine::Caller;
 use crate::objects::{
     Affinity, Bucket, FileRecord, Incoming, InvalidBucket, Kind, NewFile, Objects, ObjectsError, names,
@@ -29,8 +30,6 @@ const BATCH_FILES_MAX: usize = 200;
 const FIELD_BYTES_MAX: usize = 1_024;
 /// Longest `entity_id`.
 const ENTITY_CHARS_MAX: usize = 40;
-/// Of the header that tells users of one key apart.
-const USER_HEADER: &str = "user-id";
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new().routes(routes!(upload)).routes(routes!(batch))
@@ -123,7 +122,7 @@ async fn upload(
     request: Request,
 ) -> Result<Response, Refused> {
     let objects = objects(&state)?;
-    let user = asserted_user(request.headers());
+    let user = asserted_user(request.headers(), &caller)?;
     let sent = Sent::of(request, objects, false).await?;
     if sent.files.is_empty() {
         return Err(Refused::new(StatusCode::UNPROCESSABLE_ENTITY, "No files uploaded"));
@@ -159,7 +158,7 @@ async fn batch(
     request: Request,
 ) -> Result<Response, Refused> {
     let objects = objects(&state)?;
-    let user = asserted_user(request.headers());
+    let user = asserted_user(request.headers(), &caller)?;
     let sent = Sent::of(request, objects, true).await?;
     if sent.files.is_empty() {
         return Err(Refused::new(StatusCode::BAD_REQUEST, "No files provided"));
@@ -241,13 +240,6 @@ fn form(request: Request, objects: &Objects, files_max: usize) -> Result<Form, R
     let files_max = u64::try_from(files_max).unwrap_or(u64::MAX).saturating_add(1);
     let bytes_max = objects.limits().file_bytes_max.saturating_add(64 * 1024).saturating_mul(files_max);
     Form::of(request, bytes_max).map_err(|unread| Unsent::Form(unread).refused())
-}
-
-/// Who it is, says the request; nobody proved it.
-fn asserted_user(headers: &HeaderMap) -> String {
-    headers
-        .get(USER_HEADER)
-        .map_or_else(String::new, |it| String::from_utf8_lossy(it.as_bytes()).into_owned())
 }
 
 /// What a form held.

@@ -22,7 +22,7 @@ use crate::server::body::{CODE_BYTES_MAX, is_too_long};
 const PROFILE: &str = "x-codeapi-expected-profile";
 /// Headers that ask for machines of the caller's own, which there are none of here.
 const ATTACHED: [&str; 2] = ["x-librechat-code-worker-id", "x-librechat-code-workspace-id"];
-pub(super) const USER: &str = "user-id";
+const USER: &str = "user-id";
 /// Longest name of an assistant.
 const ENTITY_CHARS_MAX: usize = 40;
 /// Longest hint, user and session id that are looked at, in bytes.
@@ -232,6 +232,19 @@ impl Faults {
         Some(word).filter(|word| !word.is_empty())
     }
 
+    /// Who it is, says the request: its field, else its header.
+    pub(super) fn user(
+        &mut self,
+        raw: Option<&RawValue>,
+        headers: &HeaderMap,
+        caller: &Caller,
+    ) -> Result<String, Refused> {
+        match self.word("user_id", raw) {
+            Some(user) => Ok(user),
+            None => asserted_user(headers, caller),
+        }
+    }
+
     /// The first of them as a sentence, where there is no list of them.
     pub(super) fn sentence(self) -> Result<(), Refused> {
         let Some(FieldFault { loc, msg, .. }) = self.0.into_iter().next() else { return Ok(()) };
@@ -281,7 +294,7 @@ pub(super) fn read_exec(
             format!("entity_id must be <= {ENTITY_CHARS_MAX} characters and match ^[A-Za-z0-9_-]+$");
         faults.note("entity_id", "value_error", message);
     }
-    let user = faults.word("user_id", raw.user_id).or_else(|| header(headers, USER));
+    let user = faults.user(raw.user_id, headers, &caller)?;
     let timeout = timeout(&mut faults, raw.timeout);
     let hint = faults.word("runtime_session_hint", raw.runtime_session_hint);
     let files = files(&mut faults, raw.files)?;
@@ -292,7 +305,7 @@ pub(super) fn read_exec(
     let current = profile.is_some() || hint.is_some() || files.iter().any(ExecFile::is_of_current_client);
     let run = RunRequest {
         caller,
-        asserted_user: user.unwrap_or_default(),
+        asserted_user: user,
         language,
         code: code.unwrap_or_default(),
         args,
@@ -338,6 +351,19 @@ pub(super) fn unsupported(lang: &str) -> Refused {
     // A name that is no word is not repeated: it may hold anything.
     let shown: String = lang.chars().filter(|c| !c.is_control()).take(WORD_BYTES_MAX).collect();
     Refused::new(StatusCode::BAD_REQUEST, format!("Unsupported language '{shown}'"))
+}
+
+/// Who it is, says the header; nobody proved it, and beside a token it counts for nothing. It parts the users of a key, so
+/// whatever bytes it has, two that differ stay two: one that cannot be used is not the same as none.
+pub(super) fn asserted_user(headers: &HeaderMap, caller: &Caller) -> Result<String, Refused> {
+    let Some(value) = headers.get(USER).filter(|_| caller.user.is_none()) else { return Ok(String::new()) };
+    let bytes = value.as_bytes();
+    if bytes.len() > WORD_BYTES_MAX {
+        let text = format!("User-Id must not be longer than {WORD_BYTES_MAX} bytes");
+        return Err(Refused::new(StatusCode::BAD_REQUEST, text));
+    }
+    let in_latin_1 = || bytes.iter().map(|byte| char::from(*byte)).collect();
+    Ok(str::from_utf8(bytes).map_or_else(|_| in_latin_1(), str::to_owned))
 }
 
 pub(super) fn header(headers: &HeaderMap, name: &str) -> Option<String> {
@@ -671,6 +697,33 @@ mod tests {
         let mut faults = Faults::default();
         let args = super::args(&mut faults, Some(&raw));
         (args, faults.0.len())
+    }
+
+    #[test]
+    fn users_of_one_key_stay_apart_however_they_are_called() {
+        let caller = |user: Option<&str>| {
+            let tenant = crate::engine::TenantId("t".to_owned());
+            Caller { tenant, user: user.map(str::to_owned) }
+        };
+        let said = |value: &[u8], proven| {
+            let value = axum::http::HeaderValue::from_bytes(value).expect("it can stand in a header");
+            let headers = HeaderMap::from_iter([(axum::http::HeaderName::from_static(USER), value)]);
+            let user = Faults::default().user(None, &headers, &caller(proven));
+            user.map_err(|refused| refused.status().as_u16())
+        };
+        let word = |text: &str| Ok(text.to_owned());
+        assert_eq!(said(b"ann", None), word("ann"));
+        assert_eq!(said("jörg".as_bytes(), None), word("jörg"));
+        assert_eq!(said("rené".as_bytes(), None), word("rené"));
+        assert_eq!(said(b"\xff", None), word("ÿ"));
+        assert_eq!(said(b"\xfe", None), word("þ"));
+        assert_eq!(said(b"a\tb", None), word("a\tb"));
+        assert_eq!(said(&[b'a'; WORD_BYTES_MAX], None), word(&"a".repeat(WORD_BYTES_MAX)));
+        assert_eq!(said(&[b'a'; WORD_BYTES_MAX + 1], None), Err(400));
+        assert_eq!(said(&[b'a'; WORD_BYTES_MAX + 1], Some("ann")), word(""), "it is known who it is");
+        let raw = RawValue::from_string(r#""bob""#.to_owned()).expect("JSON");
+        let user = Faults::default().user(Some(&raw), &HeaderMap::new(), &caller(None));
+        assert_eq!(user.ok().as_deref(), Some("bob"));
     }
 
     #[test]
