@@ -1,12 +1,6 @@
 # Each target sets up what it needs first (scripts/setup.sh; quick when nothing is missing). README.md has the tour.
-# As scripts/environment.sh has it, for what is called from here.
-ifeq ($(HOME),)
-export HOME := $(shell getent passwd "$$(id -u)" | cut -d: -f6)
-endif
-CARGO_HOME ?= $(HOME)/.cargo
-export PATH := $(PATH):/usr/sbin:/sbin:$(CARGO_HOME)/bin
-override export CARGO_TARGET_DIR := $(CURDIR)/target
-unexport CARGO_BUILD_TARGET
+# Scripts take what they need of their surroundings themselves.
+surrounded := . scripts/environment.sh &&
 
 .PHONY: serve test build bench soak faults files test-vm test-vm-quick suites setup clean-runtime
 
@@ -17,31 +11,31 @@ test: ## formatting, lints, all our tests, then the real binary against the shar
 	@bash scripts/test.sh
 
 build: setup ## leaves target/release/caisson
-	@cargo build --release --locked && chmod a+rx target/release/caisson
+	@$(surrounded) cargo build --release --locked && chmod a+rx target/release/caisson
 
 suites: build ## only the shared suites, against the real binary
-	@/usr/bin/env python3 tests/suites.py
+	@$(surrounded) /usr/bin/env python3 tests/suites.py
 
 test-vm: build ## isolation tests and attack corpus under other kernels and postures (long)
 	@bash scripts/setup.sh vm
-	@/usr/bin/env python3 tests/vm.py
+	@$(surrounded) /usr/bin/env python3 tests/vm.py
 
 test-vm-quick: build ## the part of test-vm that fits into ten minutes
 	@bash scripts/setup.sh vm
-	@/usr/bin/env python3 tests/vm.py --quick
+	@$(surrounded) /usr/bin/env python3 tests/vm.py --quick
 
 soak: build ## 10,000 one-offs and 200 sessions with random kills; figures return to the start (SOAK_ARGS="--one-offs 300 --sessions 20" is quick)
-	@/usr/bin/env python3 -u tests/soak.py $(SOAK_ARGS)
+	@$(surrounded) /usr/bin/env python3 -u tests/soak.py $(SOAK_ARGS)
 
 faults: build ## guests that flood, bomb, forge and die; daemon, launcher and zygotes killed under load; a neighbour watches
-	@/usr/bin/env python3 -u tests/faults.py $(FAULTS_ARGS)
+	@$(surrounded) /usr/bin/env python3 -u tests/faults.py $(FAULTS_ARGS)
 
 files: build ## the file planes against guests that race, link and swap; large transfers; helpers that die
-	@/usr/bin/env python3 -u tests/files.py $(FILES_ARGS)
+	@$(surrounded) /usr/bin/env python3 -u tests/files.py $(FILES_ARGS)
 
 bench: build ## the rows of docs/benchmarks.md, side by side with their peers, as a table of ratios
 	@bash scripts/setup.sh bench
-	@/usr/bin/env python3 benches/bench.py $(BENCH_ARGS)
+	@$(surrounded) /usr/bin/env python3 benches/bench.py $(BENCH_ARGS)
 
 setup: ## only the set-up
 	@bash scripts/setup.sh

@@ -260,16 +260,29 @@ fn scripts_and_make_find_a_home_and_build_where_they_look() {
     set_up_tree(&scratch.0);
     let tree = fs::canonicalize(&scratch.0).expect("a path");
     fs::copy(ours("Makefile"), tree.join("Makefile")).expect("a copy");
-    let shown = "echo \"$HOME $CARGO_TARGET_DIR\"";
-    let by_script = format!("set -euo pipefail; . scripts/environment.sh; {shown}");
-    let by_make =
-        format!("make --eval='shown: ; @{}' shown CARGO_TARGET_DIR=/other", shown.replace('$', "$$"));
+    fs::write(tree.join("scripts/setup.sh"), "").expect("a file");
+    fs::remove_file(tree.join("stubs/cargo")).expect("it was there");
+    // Behind a compiler of somebody else's.
+    let own = tree.join("own");
+    fs::create_dir_all(&own).expect("a folder");
+    let cargo =
+        "echo \"$HOME $CARGO_TARGET_DIR $(rustc)\"; mkdir -p target/release; touch target/release/caisson";
+    for (path, text) in [
+        (tree.join("stubs/rustc"), "echo theirs"),
+        (own.join("rustc"), "echo ours"),
+        (own.join("cargo"), cargo),
+    ] {
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a program");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("a mode");
+    }
+    let by_script = "set -euo pipefail; PATH=$PATH:$PWD/own; . scripts/environment.sh; cargo";
+    let by_make = "PATH=$PATH:$PWD/own make -s build CARGO_TARGET_DIR=/other";
     let entry =
         Command::new("sh").args(["-c", "getent passwd $(id -u) | cut -d: -f6"]).output().expect("sh runs");
     let home = String::from_utf8(entry.stdout).expect("text").trim().to_owned();
-    let expected = format!("{home} {}/target", tree.display());
+    let expected = format!("{home} {}/target ours", tree.display());
     for command in [by_script, by_make] {
-        let done = bash(&tree).args(["-c", &command]).env("CARGO_TARGET_DIR", "/elsewhere").output();
+        let done = bash(&tree).args(["-c", command]).env("CARGO_TARGET_DIR", "/elsewhere").output();
         let done = done.expect("bash runs");
         assert_eq!(String::from_utf8_lossy(&done.stdout).trim(), expected, "{command}: {done:?}");
     }
