@@ -315,6 +315,38 @@ def spaces_that_nobody_owns_go_at_the_start(api):
         os.rmdir(target) if os.path.isdir(target) else os.unlink(target)
 
 
+def a_lost_store_gives_nobody_what_is_there(api):
+    """Not one space of an older store is deleted, and none is anybody's again, however many there are."""
+    daemon = api.daemon
+    api.run("py", "open('old.txt', 'w').write('old')", entity_id="of-the-old-store")
+    folder = os.path.dirname(state_files(daemon, "*.img")[0])
+    highest = max(int(it[:16], 16) for it in os.listdir(folder) if it.endswith(".img"))
+    for number in range(highest + 1, highest + 200):
+        open(os.path.join(folder, "%016x.img" % number), "w").close()
+    there = set(os.listdir(folder))
+    for path in state_files(daemon, "caisson.db*"):
+        os.unlink(path)
+    before = daemon.tree().daemon
+    live.kill(before)
+    holds(live.wait_until(lambda: daemon.tree().daemon not in (None, before), 30), "no daemon came")
+    daemon.wait_until_healthy()
+    for user in Api(daemon), Api(daemon, "key-of-b"):
+        user.run("py", "import os; print(os.listdir())", "[]\n", entity_id="of-the-new-store")
+    made = set(os.listdir(folder)) - there
+    holds(there <= set(os.listdir(folder)), "%d spaces of the old store were deleted" % len(there - set(os.listdir(folder))))
+    holds(len(made) == 2 and min(made) > max(there), made)
+    # What is ended here goes at the next start as ever, and nothing else.
+    [path] = state_files(daemon, "caisson.db")
+    with contextlib.closing(sqlite3.connect(path)) as store:
+        past = store.execute("SELECT min(space) FROM spaces WHERE session IS NOT NULL").fetchone()[0]
+        store.execute("DELETE FROM spaces WHERE space = ?", (past,))
+        store.commit()
+    live.kill(daemon.tree().launcher)
+    gone = "%016x.img" % past
+    holds(live.wait_until(lambda: not os.path.exists(os.path.join(folder, gone)), 60), "it is still there")
+    holds(there - set(os.listdir(folder)) == set(), there - set(os.listdir(folder)))
+
+
 def files_of_a_request_are_laid_together(api):
     """All of them or none, before what is left of uploads, and what lies there stays where they do not fit."""
     entity = {"entity_id": "together"}
@@ -509,6 +541,7 @@ def main():
                 ("files of a request are laid together or not at all", files_of_a_request_are_laid_together),
                 ("a dead kernel lets its workspace go", a_dead_kernel_lets_its_workspace_go),
                 ("spaces that nobody owns go at the start", spaces_that_nobody_owns_go_at_the_start),
+                ("a lost store gives nobody what is there", a_lost_store_gives_nobody_what_is_there),
             ])
         kernel = {**KEYS, "AIO_CODE_BACKEND": "auto", "CAISSON_PYTHON_ENV": PYTHON_ENV}
         with live.Daemon("sessions-kernel", kernel) as daemon:
