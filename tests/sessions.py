@@ -347,6 +347,33 @@ def a_lost_store_gives_nobody_what_is_there(api):
     holds(there - set(os.listdir(folder)) == set(), there - set(os.listdir(folder)))
 
 
+def what_a_program_leaves_running_ends_before_its_files_are_looked_at(api):
+    """No clock bounds it any more, and looking at files takes as long as a guest makes it."""
+    body = """
+import os, time
+for n in range(3):
+    with open("hole%d" % n, "w") as f: f.truncate(140 << 20)
+if os.fork() == 0:
+    os.close(1), os.close(2)
+    while True:
+        with open("zz", "a") as f: f.write("%f\\n" % time.time())
+        time.sleep(0.002)
+time.sleep(0.05)
+open("end", "w").write("%f" % time.time())
+"""
+    for lang, code in ("py", body), ("bash", "python3 - <<'E'\n" + body + "E\n"):
+        begun = time.monotonic()
+        made = api.run(lang, code)
+        took = time.monotonic() - begun
+        texts = {}
+        for it in made["files"]:
+            if it["name"] in ("end", "zz"):
+                texts[it["name"]] = api.raw("GET", "/download/%s/%s" % (made["session_id"], it["id"]))[1]
+        holds(set(texts) == {"end", "zz"}, made["files"])
+        beats = float(texts["zz"].split()[-1]) - float(texts["end"])
+        holds(beats < max(0.25, took / 3), "it went on for %.2f s of %.2f s" % (beats, took))
+
+
 def files_of_a_request_are_laid_together(api):
     """All of them or none, before what is left of uploads, and what lies there stays where they do not fit."""
     entity = {"entity_id": "together"}
@@ -547,6 +574,7 @@ def main():
         with live.Daemon("sessions-kernel", kernel) as daemon:
             series(daemon, [
                 ("a flood ends a kept Python at the limit", a_flood_ends_a_kept_python),
+                ("what a program leaves running ends before its files are looked at", what_a_program_leaves_running_ends_before_its_files_are_looked_at),
                 ("a closed descriptor is back for the next cell", a_closed_descriptor_is_back),
                 ("a cell is told in the order of its outputs", cells_are_told_in_the_order_of_their_outputs),
             ])
