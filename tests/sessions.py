@@ -374,6 +374,19 @@ open("end", "w").write("%f" % time.time())
         holds(beats < max(0.25, took / 3), "it went on for %.2f s of %.2f s" % (beats, took))
 
 
+def what_a_kill_left_of_files_on_their_way_goes(api):
+    """It is no output, and takes no room from a request's files."""
+    entity = {"entity_id": "left"}
+    made = api.run("py", "open('in.bin', 'wb').write(b'i' * (3 << 20)); None")
+    file = {"id": made["files"][0]["id"], "session_id": made["session_id"], "name": "in.bin"}
+    api.run("py", FILL, "28\n", **entity)
+    left = "for f in .fill/*; do mv $f .caisson-$(printf %021d ${f#.fill/}); done"
+    holds(api.run("bash", left, "", **entity)["files"] == [], "what is on its way is no output")
+    api.run("bash", "ls -A; stat -c %s in.bin", ".fill\nin.bin\n%d\n" % (3 << 20), files=[file], **entity)
+    api.run("bash", "echo x > .caisson-$(printf %021d 1)", "", **entity)
+    api.run("bash", "ls -A", ".fill\nin.bin\n", **entity)
+
+
 def files_of_a_request_are_laid_together(api):
     """All of them or none, before what is left of uploads, and what lies there stays where they do not fit."""
     entity = {"entity_id": "together"}
@@ -566,6 +579,7 @@ def main():
                 ("callers that hang up", callers_that_hang_up),
                 ("files that nobody waits for", files_that_nobody_waits_for),
                 ("files of a request are laid together or not at all", files_of_a_request_are_laid_together),
+                ("what a kill left of files on their way goes", what_a_kill_left_of_files_on_their_way_goes),
                 ("a dead kernel lets its workspace go", a_dead_kernel_lets_its_workspace_go),
                 ("spaces that nobody owns go at the start", spaces_that_nobody_owns_go_at_the_start),
                 ("a lost store gives nobody what is there", a_lost_store_gives_nobody_what_is_there),

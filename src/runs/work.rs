@@ -704,7 +704,7 @@ impl Runs {
 /// What lies in the workspace before the program runs.
 async fn before(workspace: &Arc<Workspace>, records: &[FileRecord], placed: &Inputs) -> Before {
     let looked = Arc::clone(workspace);
-    let content = tokio::task::spawn_blocking(move || looked.look()).await;
+    let content = tokio::task::spawn_blocking(move || looked.look_and_clear()).await;
     let content = content.ok().and_then(Result::ok).unwrap_or_default();
     Before { content, etags: outputs::etags(records, placed) }
 }
