@@ -315,6 +315,78 @@ def spaces_that_nobody_owns_go_at_the_start(api):
         os.rmdir(target) if os.path.isdir(target) else os.unlink(target)
 
 
+def a_lost_store_gives_nobody_what_is_there(api):
+    """Not one space of an older store is deleted, and none is anybody's again, however many there are."""
+    daemon = api.daemon
+    api.run("py", "open('old.txt', 'w').write('old')", entity_id="of-the-old-store")
+    folder = os.path.dirname(state_files(daemon, "*.img")[0])
+    highest = max(int(it[:16], 16) for it in os.listdir(folder) if it.endswith(".img"))
+    for number in range(highest + 1, highest + 200):
+        open(os.path.join(folder, "%016x.img" % number), "w").close()
+    there = set(os.listdir(folder))
+    for path in state_files(daemon, "caisson.db*"):
+        os.unlink(path)
+    before = daemon.tree().daemon
+    live.kill(before)
+    holds(live.wait_until(lambda: daemon.tree().daemon not in (None, before), 30), "no daemon came")
+    daemon.wait_until_healthy()
+    for user in Api(daemon), Api(daemon, "key-of-b"):
+        user.run("py", "import os; print(os.listdir())", "[]\n", entity_id="of-the-new-store")
+    made = set(os.listdir(folder)) - there
+    holds(there <= set(os.listdir(folder)), "%d spaces of the old store were deleted" % len(there - set(os.listdir(folder))))
+    holds(len(made) == 2 and min(made) > max(there), made)
+    # What is ended here goes at the next start as ever, and nothing else.
+    [path] = state_files(daemon, "caisson.db")
+    with contextlib.closing(sqlite3.connect(path)) as store:
+        past = store.execute("SELECT min(space) FROM spaces WHERE session IS NOT NULL").fetchone()[0]
+        store.execute("DELETE FROM spaces WHERE space = ?", (past,))
+        store.commit()
+    live.kill(daemon.tree().launcher)
+    gone = "%016x.img" % past
+    holds(live.wait_until(lambda: not os.path.exists(os.path.join(folder, gone)), 60), "it is still there")
+    holds(there - set(os.listdir(folder)) == set(), there - set(os.listdir(folder)))
+
+
+def what_a_program_leaves_running_ends_before_its_files_are_looked_at(api):
+    """No clock bounds it any more, and looking at files takes as long as a guest makes it."""
+    body = """
+import os, time
+for n in range(3):
+    with open("hole%d" % n, "w") as f: f.truncate(140 << 20)
+if os.fork() == 0:
+    os.close(1), os.close(2)
+    while True:
+        with open("zz", "a") as f: f.write("%f\\n" % time.time())
+        time.sleep(0.002)
+time.sleep(0.05)
+open("end", "w").write("%f" % time.time())
+"""
+    for lang, code in ("py", body), ("bash", "python3 - <<'E'\n" + body + "E\n"):
+        begun = time.monotonic()
+        made = api.run(lang, code)
+        took = time.monotonic() - begun
+        texts = {}
+        for it in made["files"]:
+            if it["name"] in ("end", "zz"):
+                texts[it["name"]] = api.raw("GET", "/download/%s/%s" % (made["session_id"], it["id"]))[1]
+        holds(set(texts) == {"end", "zz"}, made["files"])
+        beats = float(texts["zz"].split()[-1]) - float(texts["end"])
+        holds(beats < max(0.25, took / 3), "it went on for %.2f s of %.2f s" % (beats, took))
+
+
+def what_a_kill_left_of_files_on_their_way_goes(api):
+    """It is no output, and takes no room from a request's files."""
+    entity = {"entity_id": "left"}
+    made = api.run("py", "open('in.bin', 'wb').write(b'i' * (3 << 20)); None")
+    file = {"id": made["files"][0]["id"], "session_id": made["session_id"], "name": "in.bin"}
+    api.run("py", FILL, "28\n", **entity)
+    left = "for f in .fill/*; do mv $f .caisson-$(printf %021d ${f#.fill/}); done"
+    holds(api.run("bash", left, "", **entity)["files"] == [], "what is on its way is no output")
+    api.run("bash", "ls -A; stat -c %s in.bin", ".fill\nin.bin\n%d\n" % (3 << 20), files=[file], **entity)
+    api.run("bash", "echo x > .caisson-$(printf %021d 1)", "", **entity)
+    api.run("bash", "ls -A", ".fill\nin.bin\n", **entity)
+
+
 def files_of_a_request_are_laid_together(api):
     """All of them or none, before what is left of uploads, and what lies there stays where they do not fit."""
     entity = {"entity_id": "together"}
@@ -507,13 +579,16 @@ def main():
                 ("callers that hang up", callers_that_hang_up),
                 ("files that nobody waits for", files_that_nobody_waits_for),
                 ("files of a request are laid together or not at all", files_of_a_request_are_laid_together),
+                ("what a kill left of files on their way goes", what_a_kill_left_of_files_on_their_way_goes),
                 ("a dead kernel lets its workspace go", a_dead_kernel_lets_its_workspace_go),
                 ("spaces that nobody owns go at the start", spaces_that_nobody_owns_go_at_the_start),
+                ("a lost store gives nobody what is there", a_lost_store_gives_nobody_what_is_there),
             ])
         kernel = {**KEYS, "AIO_CODE_BACKEND": "auto", "CAISSON_PYTHON_ENV": PYTHON_ENV}
         with live.Daemon("sessions-kernel", kernel) as daemon:
             series(daemon, [
                 ("a flood ends a kept Python at the limit", a_flood_ends_a_kept_python),
+                ("what a program leaves running ends before its files are looked at", what_a_program_leaves_running_ends_before_its_files_are_looked_at),
                 ("a closed descriptor is back for the next cell", a_closed_descriptor_is_back),
                 ("a cell is told in the order of its outputs", cells_are_told_in_the_order_of_their_outputs),
             ])

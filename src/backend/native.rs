@@ -134,6 +134,7 @@ pub(crate) mod fake {
             accounts: vec!["sandbox".to_owned(), "nobody".to_owned()],
             warm: vec![Profile::Python, Profile::PythonData],
             warnings: Vec::new(),
+            spaces_to: SpaceId(0),
         }
     }
 

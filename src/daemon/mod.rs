@@ -91,20 +91,26 @@ async fn live(start: DaemonStart, control: OwnedFd, inherited: Vec<OwnedFd>) -> 
     for note in &start.config.notes {
         tracing::warn!("{note}");
     }
+    tokio::select! {
+        greeted = first_hello(&launcher) => greeted?,
+        () = shutdown.cancelled() => return Ok(()),
+    }
+    let Some(hello) = launcher.hello().borrow().clone() else {
+        anyhow::bail!("the launcher took its greeting back")
+    };
+    // Before anybody is given a space: what this store does not know may be there, and is not theirs.
+    store.set_aside(hello.spaces_to).await?;
     let tenants = Tenants::new(store.clone());
     let engine = Engine::new(engine_config(&start), launcher.clone(), store.clone());
     let files = Files::new(file_settings(&start), Arc::new(launcher.clone()), tenants);
     let commands = Commands::new(commands_config(&start), Arc::new(launcher.clone()), store.clone());
     tokio::spawn(Commands::reap(Arc::downgrade(&commands)));
-    let toolchains = tokio::select! {
-        greeted = first_hello(&launcher) => greeted?,
-        () = shutdown.cancelled() => return Ok(()),
-    };
     let objects = Objects::open(&start.dir.join(OBJECTS_DIR), store.clone(), object_limits(&start.config))?;
     tokio::spawn(Objects::sweep(objects.downgrade()));
     tokio::spawn(clear_left_spaces(launcher.clone(), store.clone(), objects.clone()));
     let config = runs_config(&start.config);
-    let surroundings = Surroundings { toolchains, memory_mib: config.memory_mib_max };
+    let surroundings =
+        Surroundings { toolchains: hello.toolchains.clone(), memory_mib: config.memory_mib_max };
     let languages = Arc::new(Languages::new(&start.languages, &surroundings));
     let runs = Runs::new(config, Arc::new(launcher), objects.clone(), languages, store);
     // So that the first look at the daemon's health knows what there is.
@@ -144,12 +150,11 @@ fn until_signal(shutdown: CancellationToken) -> io::Result<impl Future<Output = 
     })
 }
 
-/// The folder of toolchains that the first launcher shows its guests.
-async fn first_hello(launcher: &Client) -> anyhow::Result<Option<String>> {
+/// Waits for the first launcher's greeting.
+async fn first_hello(launcher: &Client) -> anyhow::Result<()> {
     let mut hello = launcher.hello();
-    let greeted = tokio::time::timeout(FIRST_HELLO_MAX, hello.wait_for(Option::is_some)).await;
-    match greeted {
-        Ok(Ok(hello)) => Ok(hello.as_ref().and_then(|hello| hello.toolchains.clone())),
+    match tokio::time::timeout(FIRST_HELLO_MAX, hello.wait_for(Option::is_some)).await {
+        Ok(Ok(_)) => Ok(()),
         _ => anyhow::bail!("the launcher did not come up"),
     }
 }

@@ -510,6 +510,7 @@ mod tests {
             accounts: Vec::new(),
             warm: Vec::new(),
             warnings: Vec::new(),
+            spaces_to: SpaceId(0),
         }
     }
 

@@ -26,6 +26,9 @@ pub struct SpaceId(pub u64);
 const TRANSIENT: u64 = 1 << 63;
 
 impl SpaceId {
+    /// Beyond the highest number that a store ever comes to.
+    pub const GIVEN_MAX: SpaceId = SpaceId(1 << 48);
+
     /// A space in memory, for one sandbox. It is there until it is deleted, or for a while after its sandbox.
     pub const fn transient(number: u64) -> SpaceId {
         SpaceId(number | TRANSIENT)

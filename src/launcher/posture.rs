@@ -112,4 +112,6 @@ pub struct Hello {
     pub warm: Vec<crate::launcher::plan::Profile>,
     /// What an operator should know, such as a preload list that had to be cut.
     pub warnings: Vec<String>,
+    /// The highest number of a space that an earlier launcher has left; 0 where there is none.
+    pub spaces_to: crate::launcher::plan::SpaceId,
 }

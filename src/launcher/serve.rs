@@ -485,9 +485,10 @@ impl Loop {
     fn greet(&mut self) -> io::Result<()> {
         let serving = |nursery: &Nursery| nursery.serving().map(|_| nursery.profile);
         self.launcher.hello.warm = self.launcher.nurseries.iter().filter_map(serving).collect();
+        let found = self.launcher.spaces.found()?;
+        self.launcher.hello.spaces_to = found.highest();
         let hello = serde_json::to_vec(&self.launcher.hello)?;
         packet::send(&self.launcher.daemon, &hello, &[])?;
-        let found = self.launcher.spaces.found()?;
         if found.others > 0 {
             tracing::warn!(
                 count = found.others,

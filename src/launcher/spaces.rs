@@ -110,6 +110,14 @@ pub struct Found {
     pub others: usize,
 }
 
+impl Found {
+    /// The highest number of those that stores come to; 0 where there is none.
+    pub fn highest(&self) -> SpaceId {
+        let given = self.spaces.iter().filter(|space| **space <= SpaceId::GIVEN_MAX);
+        given.max().copied().unwrap_or(SpaceId(0))
+    }
+}
+
 /// Where the look at folders is.
 #[derive(Debug)]
 struct Looking {

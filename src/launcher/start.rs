@@ -218,6 +218,7 @@ pub fn start(settings: &Settings, daemon: OwnedFd) -> Result<Started, StartError
         accounts: rules.accounts.iter().map(|account| account.name.clone()).collect(),
         warm: Vec::new(),
         warnings: [warnings(&found), found.warnings.clone(), unraised, unanswered].concat(),
+        spaces_to: crate::launcher::plan::SpaceId(0),
         python,
         node,
         kernels,
@@ -261,6 +262,7 @@ fn tell(daemon: &OwnedFd, report: &PostureReport, warnings: Vec<String>) -> io::
         accounts: Vec::new(),
         warm: Vec::new(),
         warnings,
+        spaces_to: crate::launcher::plan::SpaceId(0),
     };
     packet::send(daemon, &serde_json::to_vec(&hello)?, &[])
 }

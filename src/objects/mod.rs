@@ -413,9 +413,10 @@ impl Objects {
         Incoming::begin(&self.0.folder, self.0.limits.file_bytes_max).await
     }
 
-    /// The bytes of an open file as they are now. Only a regular file is copied.
-    pub async fn incoming_from(&self, file: File) -> Result<Incoming, ObjectsError> {
-        Incoming::copy(&self.0.folder, self.0.limits.file_bytes_max, file).await
+    /// The bytes of an open file as they are now, where they are no more than `bytes_max` and than there may be of any.
+    /// Only a regular file is copied.
+    pub async fn incoming_from(&self, file: File, bytes_max: u64) -> Result<Incoming, ObjectsError> {
+        Incoming::copy(&self.0.folder, bytes_max.min(self.0.limits.file_bytes_max), file).await
     }
 
     /// Puts a file on record. It is there for good when this returns.

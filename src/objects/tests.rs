@@ -199,15 +199,15 @@ async fn a_file_of_a_guest_is_copied_as_it_is_and_only_if_it_is_one() {
     io::Seek::seek(&mut file, io::SeekFrom::End(0)).expect("moved");
     let who = caller("a", None);
     let session = it.objects.new_run_session(&who);
-    let incoming = it.objects.incoming_from(file).await.expect("copied");
+    let incoming = it.objects.incoming_from(file, u64::MAX).await.expect("copied");
     assert_eq!(incoming.bytes(), 600_000);
     let record = it.objects.add(&who, &session, incoming, output("g")).await.expect("added");
     assert!(content(&it.objects, &record) == bytes);
     let folder = File::open(it.folder.path()).expect("there");
-    assert!(matches!(it.objects.incoming_from(folder).await, Err(ObjectsError::NotAFile)));
+    assert!(matches!(it.objects.incoming_from(folder, u64::MAX).await, Err(ObjectsError::NotAFile)));
     let large = File::create(&path).expect("made");
     large.set_len(FILE_BYTES_MAX + 1).expect("grown");
-    let refused = it.objects.incoming_from(File::open(&path).expect("there")).await;
+    let refused = it.objects.incoming_from(File::open(&path).expect("there"), u64::MAX).await;
     assert!(matches!(refused, Err(ObjectsError::TooLarge { .. })));
     assert_eq!(it.on_disk().len(), 1);
 }

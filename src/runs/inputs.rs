@@ -110,12 +110,19 @@ impl Layer {
     /// Lays what a request names: all of it, or nothing.
     pub(super) async fn together(&self, listed: &Inputs) -> Result<(), RunRefused> {
         self.work(listed, |layer, listed| {
-            let mut laying = layer.workspace.laying();
-            for (path, input) in listed {
-                let source = layer.source(&input)?;
-                laying.add(&path, source, input.record.read_only).map_err(|error| not_put(&error))?;
+            let lay = || {
+                let mut laying = layer.workspace.laying();
+                for (path, input) in &listed {
+                    let source = layer.source(input)?;
+                    laying.add(path, source, input.record.read_only).map_err(|error| not_put(&error))?;
+                }
+                laying.finish().map_err(|error| not_put(&error))
+            };
+            match lay() {
+                // What a kill has left may take the room.
+                Err(RunRefused::InputsTooLarge) if layer.workspace.clear() => lay(),
+                laid => laid,
             }
-            laying.finish().map_err(|error| not_put(&error))
         })
         .await
     }

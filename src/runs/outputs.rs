@@ -106,8 +106,10 @@ pub(super) async fn collect(
         }
     };
     let mut collected = Collected { deleted: found.deleted, ..Collected::default() };
+    // By what is read and not by what was seen: a guest that is still there may have let them grow.
+    let mut room = target.bytes_max;
     for path in found.written {
-        keep(&path, workspace, &inputs, &target, &mut collected).await;
+        keep(&path, workspace, &inputs, &target, &mut room, &mut collected).await;
     }
     for path in found.marks {
         if collected.files.len() < target.files_max
@@ -150,17 +152,21 @@ async fn keep(
     workspace: &Workspace,
     inputs: &Inputs,
     target: &Target<'_>,
+    room: &mut u64,
     collected: &mut Collected,
 ) {
     if collected.files.len() >= target.files_max {
         return;
     }
     let incoming = match workspace.open(path).map_err(ObjectsError::Read) {
-        Ok(file) => target.objects.incoming_from(file).await,
+        Ok(file) => target.objects.incoming_from(file, target.file_bytes_max.min(*room)).await,
         Err(error) => Err(error),
     };
     let incoming = match incoming {
-        Ok(incoming) => incoming,
+        Ok(incoming) => {
+            *room -= incoming.bytes();
+            incoming
+        }
         Err(error) => {
             tracing::warn!(error = &error as &dyn std::error::Error, "a generated file was not kept");
             collected.delivery.attempted += 1;
@@ -222,7 +228,10 @@ fn find(
         if reads && let Some(known) = before.etags.get(path) {
             reread = reread.saturating_sub(stamp.size);
             // Written again with the same content is not changed either.
-            untouched = workspace.open(path).and_then(digest).is_ok_and(|etag| etag == *known);
+            untouched = workspace
+                .open(path)
+                .and_then(|file| digest(file, stamp.size))
+                .is_ok_and(|etag| etag == *known);
         }
         if untouched {
             if input.is_some_and(|input| input.listed) {
@@ -260,8 +269,9 @@ fn may_be_output(path: &Path, inputs: &Inputs) -> bool {
     names::of_output(path).is_some() && path != Path::new(RESERVED) && !path.ancestors().skip(1).any(hidden)
 }
 
-/// SHA-256 of a file's bytes, in hexadecimal digits.
-fn digest(mut file: File) -> std::io::Result<String> {
+/// SHA-256 of a file's bytes, in hexadecimal digits; of one that has grown beyond `bytes_max`, of a little more than that.
+fn digest(file: File, bytes_max: u64) -> std::io::Result<String> {
+    let mut file = file.take(bytes_max.saturating_add(1));
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; READ_BYTES];
     loop {
@@ -405,6 +415,36 @@ mod tests {
             }
         });
         assert_eq!(written, ["a", "b"]);
+    }
+
+    #[tokio::test]
+    async fn what_has_grown_since_it_was_seen_is_bounded_all_the_same() {
+        let scene = Scene::new(&[("a", &[1; 900], true, false), ("b", &[2; 900], true, false)]);
+        let store = crate::store::Store::open(&scene.dir.path().join("store.db")).unwrap();
+        let limits = crate::objects::ObjectLimits::default();
+        let objects = Objects::open(&scene.dir.path().join("objects"), store, limits).unwrap();
+        let caller = Caller { tenant: crate::engine::TenantId("a".to_owned()), user: None };
+        let session = objects.new_run_session(&caller);
+        let target = Target {
+            objects: &objects,
+            caller: &caller,
+            session: &session,
+            style: Style::Current,
+            files_max: 10,
+            file_bytes_max: 1000,
+            bytes_max: 1000,
+            records: &[],
+        };
+        let (mut room, mut collected) = (target.bytes_max, Collected::default());
+        for name in ["a", "b"] {
+            let path = Path::new(name);
+            keep(path, &scene.workspace, &scene.inputs, &target, &mut room, &mut collected).await;
+        }
+        assert_eq!((collected.files.len(), collected.delivery.failed, room), (1, 1, 100));
+        // Of an untouched input no more is read than there was.
+        let grown = || scene.workspace.open(Path::new("a")).unwrap();
+        assert_eq!(digest(grown(), 900).unwrap(), hex(&Sha256::digest([1; 900])));
+        assert_eq!(digest(grown(), 9).unwrap(), hex(&Sha256::digest([1; 10])));
     }
 
     #[test]

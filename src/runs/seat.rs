@@ -149,11 +149,14 @@ impl Seat {
 
     /// Lets go of a kernel that has died.
     fn bury(&self) {
+        // Held from here on: what a turn with a younger one tells them comes before this or after it.
+        let mut books = self.books();
         let dead = self.kernel().take_if(|kernel| !kernel.interpreter.is_alive());
         // Else a turn has it, or a younger one is there, and its end is told with that.
         if dead.is_some() {
-            self.books().has_kernel = false;
+            books.has_kernel = false;
         }
+        drop(books);
     }
 }
 

@@ -350,10 +350,11 @@ impl Prepared {
         let runs = Arc::clone(&seated.runs);
         let mut went = seated.go(work, watcher, tools).await;
         row.finish(went.end, &seated.request.language.id);
-        // In a space that stays nothing may go on beside the session's next run.
+        // In a space that stays nothing may go on beside the session's next run. And while files are looked at, which takes
+        // its time, nothing may go on at all: what a program has left running is bounded by no clock any more.
         match (&mut fleeting, went.standing.take()) {
-            (Some(fleeting), standing) => fleeting.ends(standing),
-            (None, standing) => drop(standing),
+            (Some(fleeting), standing) if workspace.is_empty() => fleeting.ends(standing),
+            (_, standing) => drop(standing),
         }
         leave_pictures(&workspace, std::mem::take(&mut went.pictures)).await;
         if let (true, Home::Kept(_)) = (seated.request.programmatic, &seated.home) {
@@ -703,7 +704,7 @@ impl Runs {
 /// What lies in the workspace before the program runs.
 async fn before(workspace: &Arc<Workspace>, records: &[FileRecord], placed: &Inputs) -> Before {
     let looked = Arc::clone(workspace);
-    let content = tokio::task::spawn_blocking(move || looked.look()).await;
+    let content = tokio::task::spawn_blocking(move || looked.look_and_clear()).await;
     let content = content.ok().and_then(Result::ok).unwrap_or_default();
     Before { content, etags: outputs::etags(records, placed) }
 }

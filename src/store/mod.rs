@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use rusqlite::Connection;
+use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::engine::TenantId;
@@ -174,7 +174,8 @@ impl Store {
         let found = self.read(move |it| {
             it.query_row(
                 "SELECT EXISTS (SELECT 1 FROM spaces WHERE space = ?1 AND coalesce(tenant, session) IS NOT NULL), \
-                 EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'spaces' AND seq >= ?1)",
+                 EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'spaces' AND seq >= ?1) \
+                 AND NOT EXISTS (SELECT 1 FROM spaces_not_given WHERE ?1 BETWEEN first AND last)",
                 [number],
                 |row| Ok((row.get(0)?, row.get(1)?)),
             )
@@ -186,14 +187,24 @@ impl Store {
         })
     }
 
-    /// Gives the number of a space that is [strange](Ownership::Strange) to nobody: whoever had it would have its files.
-    pub async fn set_aside(&self, space: SpaceId) -> Result<(), StoreError> {
-        let Ok(number) = i64::try_from(space.0) else { return Ok(()) }; // no number that we ever give
-        // No tenant has a name that begins like this.
-        let nobody = format!("\u{0}space {number}");
+    /// Gives out no number up to this one any more: where a space has one of them that is
+    /// [strange](Ownership::Strange), whoever got that would have its files. What is strange stays so.
+    pub async fn set_aside(&self, to: SpaceId) -> Result<(), StoreError> {
+        if to > SpaceId::GIVEN_MAX {
+            return Ok(());
+        }
+        let to = to.0.cast_signed();
         self.write(move |it| {
-            it.execute("INSERT OR IGNORE INTO spaces (space, tenant) VALUES (?1, ?2)", (number, nobody))
-                .map(drop)
+            let given: Option<i64> = it
+                .query_row("SELECT seq FROM sqlite_sequence WHERE name = 'spaces'", [], |row| row.get(0))
+                .optional()?;
+            match given {
+                Some(given) if given >= to => return Ok(()),
+                Some(_) => it.execute("UPDATE sqlite_sequence SET seq = ?1 WHERE name = 'spaces'", [to])?,
+                None => it.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('spaces', ?1)", [to])?,
+            };
+            let first = given.unwrap_or_default() + 1;
+            it.execute("INSERT INTO spaces_not_given (first, last) VALUES (?1, ?2)", [first, to]).map(drop)
         })
         .await
     }
@@ -377,14 +388,32 @@ mod tests {
         {
             assert_eq!(store.ownership(SpaceId(space)).await.expect("read"), wanted, "{space}");
         }
-        store.set_aside(SpaceId(9)).await.expect("written");
-        store.set_aside(SpaceId(9)).await.expect("written");
-        assert_eq!(
-            store.ownership(SpaceId(9)).await.expect("read"),
-            Owned,
-            "it is not deleted at the next start"
-        );
+        // Whichever of them is found first.
+        for space in [9, 7, 8, 9] {
+            store.set_aside(SpaceId(space)).await.expect("written");
+        }
+        store.set_aside(SpaceId(u64::MAX >> 1)).await.expect("no number that we ever come to");
         assert_eq!(store.space_of(&tenant("c")).await.expect("written"), SpaceId(10));
+        store.set_aside(SpaceId(12)).await.expect("written");
+        assert_eq!(store.space_of(&tenant("d")).await.expect("written"), SpaceId(13));
+        for (space, wanted) in
+            [(5, Past), (6, Strange), (7, Strange), (9, Strange), (10, Owned), (11, Strange)]
+        {
+            assert_eq!(store.ownership(SpaceId(space)).await.expect("read"), wanted, "{space}");
+        }
+        store.write(|it| it.execute("DELETE FROM spaces WHERE space = 10", [])).await.expect("written");
+        assert_eq!(store.ownership(SpaceId(10)).await.expect("read"), Past);
+    }
+
+    #[tokio::test]
+    async fn a_new_store_gives_out_nothing_that_lies_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(&folder.path().join("store.db")).expect("opens");
+        store.set_aside(SpaceId(3)).await.expect("written");
+        for space in [1, 2, 3, 4] {
+            assert_eq!(store.ownership(SpaceId(space)).await.expect("read"), Ownership::Strange, "{space}");
+        }
+        assert_eq!(store.space_of(&tenant("a")).await.expect("written"), SpaceId(4));
     }
 
     #[tokio::test]

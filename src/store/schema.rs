@@ -6,10 +6,10 @@ use rusqlite::Connection;
 use crate::store::StoreError;
 
 /// Version of the tables below, kept in the file.
-const VERSION: i64 = 3;
+const VERSION: i64 = 4;
 
 /// One step from each version to the next; a new file takes them all.
-const STEPS: [&str; VERSION as usize] = [FIRST, OBJECTS, ENDPOINT];
+const STEPS: [&str; VERSION as usize] = [FIRST, OBJECTS, ENDPOINT, NOT_GIVEN];
 
 const FIRST: &str = "
 CREATE TABLE spaces (
@@ -123,6 +123,15 @@ CREATE TABLE endpoint_kernels (
     life TEXT NOT NULL,
     PRIMARY KEY (server, kernel)
 ) STRICT, WITHOUT ROWID;
+";
+
+/// What the sequence of spaces was moved past.
+const NOT_GIVEN: &str = "
+CREATE TABLE spaces_not_given (
+    -- The numbers from one to the other, which were never given out here and never will be.
+    first INTEGER PRIMARY KEY,
+    last INTEGER NOT NULL
+) STRICT;
 ";
 
 /// Sets the connection up and brings the tables to this build's version.

@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 
 /// Deepest folder whose files are seen, in levels below the workspace.
 pub const DEPTH_MAX: usize = 10;
@@ -44,11 +44,14 @@ pub struct Stamp {
     ctime: (i64, i64),
 }
 
-/// What lies in a workspace: regular files by path, and folders with nothing in them.
+/// What lies in a workspace: regular files by path, and folders with nothing in them. Files that are on their way in, or
+/// were when the daemon was killed, are no content.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
     pub files: BTreeMap<PathBuf, Stamp>,
     pub empty_folders: Vec<PathBuf>,
+    /// Under names of ours.
+    pub on_the_way: Vec<PathBuf>,
 }
 
 impl Workspace {
@@ -110,6 +113,7 @@ impl Workspace {
         }
         let Ok(stat) = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else { return };
         match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile if is_temporary(name) => content.on_the_way.push(path),
             FileType::RegularFile => {
                 content.files.insert(path, Stamp::of(&stat));
             }
@@ -157,6 +161,29 @@ impl Workspace {
             && found.st_nlink == 1
             && Mode::from_raw_mode(found.st_mode) == mode;
         Ok(is_like && are_equal(&there, source)?)
+    }
+
+    /// The same once nobody lays anything there: what is still on its way belongs to nobody, and is taken away.
+    pub fn look_and_clear(&self) -> io::Result<Content> {
+        let mut content = self.look()?;
+        self.take_away(&std::mem::take(&mut content.on_the_way));
+        Ok(content)
+    }
+
+    /// Takes that away. True when there was something.
+    pub fn clear(&self) -> bool {
+        self.look().is_ok_and(|content| self.take_away(&content.on_the_way))
+    }
+
+    fn take_away(&self, left: &[PathBuf]) -> bool {
+        let mut any = false;
+        for path in left {
+            match self.remove(path) {
+                Ok(()) => any = true,
+                Err(error) => tracing::warn!(%error, "what a kill has left stays in a workspace"),
+            }
+        }
+        any
     }
 
     /// Takes a file away, if it is there.
@@ -207,6 +234,7 @@ enum Undo {
     RemoveFolder(PathBuf),
     MakeFolder(PathBuf, Mode),
     Rename { folder: PathBuf, from: OsString, to: OsString },
+    Exchange { folder: PathBuf, one: OsString, other: OsString },
 }
 
 impl Laying<'_> {
@@ -239,7 +267,13 @@ impl Laying<'_> {
                     rustix::fs::unlinkat(&within, &name, AtFlags::REMOVEDIR)?;
                     self.undo.push(Undo::MakeFolder(folder.join(&name), Mode::from_raw_mode(stat.st_mode)));
                 }
-                Ok(_) => self.move_aside(&within, &folder, &name)?,
+                // In one step: whatever ends us, one of the two lies there.
+                Ok(_) => {
+                    exchange(&within, OsStr::new(&temporary), &name)?;
+                    self.replaced.push(folder.join(&temporary));
+                    self.undo.push(Undo::Exchange { folder, one: name, other: temporary.into() });
+                    continue;
+                }
                 Err(error) => return Err(error.into()),
             }
             rustix::fs::renameat(&within, &temporary, &within, &name)?;
@@ -314,6 +348,7 @@ impl Workspace {
                 let folder = self.folder(folder)?;
                 Ok(rustix::fs::renameat(&folder, from, &folder, to)?)
             }
+            Undo::Exchange { folder, one, other } => exchange(&self.folder(folder)?, one, other),
         }
     }
 }
@@ -325,9 +360,23 @@ fn parts(path: &Path) -> io::Result<(&Path, &OsStr)> {
     parts.ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
+const TEMPORARY: &str = ".caisson-";
+const TEMPORARY_CHARS: usize = 21;
+
 /// A name that no guest can know before.
 fn temporary() -> String {
-    format!(".caisson-{}", nanoid::nanoid!())
+    format!("{TEMPORARY}{}", nanoid::nanoid!(TEMPORARY_CHARS))
+}
+
+/// Whether it is such a name.
+fn is_temporary(name: &CStr) -> bool {
+    let rest = name.to_bytes().strip_prefix(TEMPORARY.as_bytes());
+    let is_ours = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    rest.is_some_and(|rest| rest.len() == TEMPORARY_CHARS && rest.iter().all(is_ours))
+}
+
+fn exchange(folder: &OwnedFd, one: &OsStr, other: &OsStr) -> io::Result<()> {
+    Ok(rustix::fs::renameat_with(folder, one, folder, other, RenameFlags::EXCHANGE)?)
 }
 
 /// Whether two files of one size have the same bytes.
@@ -521,6 +570,24 @@ mod tests {
         }
         let count = tree(dir.path()).len();
         assert_eq!(count, 11, "seven files, four folders and nothing of ours: {:?}", tree(dir.path()));
+    }
+
+    #[test]
+    fn what_is_on_its_way_is_no_content_and_goes_when_a_kill_has_left_it() {
+        let (dir, workspace) = workspace();
+        fs::write(dir.path().join("old.txt"), "old").unwrap();
+        let before = workspace.look().unwrap();
+        let mut laying = workspace.laying();
+        laying.add(Path::new("old.txt"), source("new"), false).unwrap();
+        laying.add(Path::new("sub/new.txt"), source("new"), false).unwrap();
+        std::mem::forget(laying);
+        let left = workspace.look().unwrap();
+        assert_eq!((&left.files, left.on_the_way.len()), (&before.files, 2));
+        fs::write(dir.path().join(".caisson-mine"), "a guest's").unwrap();
+        let cleared = workspace.look_and_clear().unwrap();
+        assert_eq!((cleared.files.len(), cleared.on_the_way.len()), (2, 0));
+        assert!(!workspace.clear(), "there is nothing any more");
+        assert_eq!(tree(dir.path()).len(), 3, "two files and a folder: {:?}", tree(dir.path()));
     }
 
     #[test]

@@ -190,6 +190,7 @@ pub(super) fn hello() -> Hello {
         toolchains: None,
         accounts: vec!["sandbox".to_owned(), "nobody".to_owned()],
         warnings: vec!["KSM runs".to_owned(), "cannot write /proc/sys/user".to_owned()],
+        spaces_to: crate::launcher::plan::SpaceId(0),
         warm: vec![Profile::Python],
     }
 }
