@@ -980,7 +980,10 @@ mod tests {
             while io::Write::write_all(&mut events, &lines).is_ok() {}
         });
         let (begun, limit) = (Instant::now(), Duration::from_millis(10));
-        let ran = run_for(interpreter, "x", limit).await;
+        let (_keep, mut stop) = watch::channel(None);
+        let cell = Cell { code: "x", timeout: limit, execution_count: 1, watcher: None, argv: None };
+        let limits = CellLimits { grace: Duration::ZERO, ..LIMITS };
+        let ran = interpreter.run(cell, &limits, &mut stop).await;
         assert_eq!(ran.outcome.ending, Ending::TimedOut { timeout: limit });
         assert!(begun.elapsed() < Duration::from_secs(10));
         drop((ran, ends));
